@@ -1,0 +1,130 @@
+"""The description of one embedding table that every part of the package shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torchrec_oper.errors import ProfileError
+
+Pooling = Literal["sum", "mean"]
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One embedding table.
+
+    Args:
+        name: the table's name, unique in a model.
+        rows: number of rows; ids run from 0 to ``rows - 1``.
+        dim: elements of a row.
+        features: the input features that look rows of this table up, in order.
+        dtype: element type of a row, a key of ``ELEMENT_BYTES``.
+        pooling: how the rows of a bag become one vector.
+        optimizer_bytes_per_row: bytes of optimizer state kept for a row.
+
+    Raises:
+        ProfileError: for a value outside what is said above.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    dtype: str = "float32"
+    pooling: Pooling = "sum"
+    optimizer_bytes_per_row: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ProfileError("a table needs a name, found an empty one")
+        for field in ("rows", "dim"):
+            if getattr(self, field) < 1:
+                raise ProfileError(
+                    f"table {self.name}: {field} must be 1 or more, found {getattr(self, field)}"
+                )
+        if not self.features:
+            raise ProfileError(f"table {self.name}: needs at least one feature")
+        if len(set(self.features)) != len(self.features):
+            raise ProfileError(f"table {self.name}: a feature is named twice: {self.features}")
+        if self.dtype not in ELEMENT_BYTES:
+            raise ProfileError(
+                f"table {self.name}: dtype must be one of {sorted(ELEMENT_BYTES)},"
+                f" found {self.dtype!r}"
+            )
+        if self.pooling not in ("sum", "mean"):
+            raise ProfileError(
+                f"table {self.name}: pooling must be 'sum' or 'mean', found {self.pooling!r}"
+            )
+        if self.optimizer_bytes_per_row < 0:
+            raise ProfileError(
+                f"table {self.name}: optimizer_bytes_per_row must be 0 or more,"
+                f" found {self.optimizer_bytes_per_row}"
+            )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a lookup of one row reads."""
+        return self.dim * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def stored_row_bytes(self) -> int:
+        """Bytes that a row takes in memory, optimizer state included."""
+        return self.row_bytes + self.optimizer_bytes_per_row
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values; ``from_json`` reads them back."""
+        return {**asdict(self), "features": list(self.features)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> TableSpec:
+        """The table that ``to_json`` wrote."""
+        return cls(**{**fields, "features": tuple(fields["features"])})
+
+
+def table_specs(tables: Any) -> tuple[TableSpec, ...]:
+    """The tables as ``TableSpec``.
+
+    Args:
+        tables: ``TableSpec`` values, or a module with TorchRec's
+            ``embedding_bag_configs()`` (an ``EmbeddingBagCollection``).
+
+    Raises:
+        ProfileError: for no table at all, or two tables of one name.
+    """
+    if hasattr(tables, "embedding_bag_configs"):
+        specs = tuple(_from_config(config) for config in tables.embedding_bag_configs())
+    else:
+        specs = tuple(tables)
+    check_unique_names(specs)
+    return specs
+
+
+def check_unique_names(specs: Sequence[TableSpec]) -> None:
+    """Raise ``ProfileError`` unless there are tables, and each has its own name."""
+    if not specs:
+        raise ProfileError("needs at least one table, found none")
+    repeated = sorted({name for name in _names(specs) if _names(specs).count(name) > 1})
+    if repeated:
+        raise ProfileError(f"table names must be unique, found twice: {', '.join(repeated)}")
+
+
+def _names(specs: Iterable[TableSpec]) -> list[str]:
+    return [spec.name for spec in specs]
+
+
+def _from_config(config: Any) -> TableSpec:
+    """A ``TableSpec`` from TorchRec's ``EmbeddingBagConfig``, without importing TorchRec."""
+    dtypes = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
+    data_type = str(config.data_type.value)
+    return TableSpec(
+        name=config.name,
+        rows=config.num_embeddings,
+        dim=config.embedding_dim,
+        features=tuple(config.feature_names),
+        dtype=dtypes.get(data_type, data_type),
+        pooling=config.pooling.value.lower(),
+    )
