@@ -1,0 +1,294 @@
+"""The planner as TorchRec sees it: modules in, a TorchRec ``ShardingPlan`` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingPlanner,
+    ShardMetadata,
+)
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+
+from torchrec_oper.errors import OperError, PlanError
+from torchrec_oper.planner.bound import busiest_rank_bound
+from torchrec_oper.planner.cluster import Cluster
+from torchrec_oper.planner.plan import Plan, TablePlacement
+from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.planner.search import deal_rows
+from torchrec_oper.profile import AccessProfile, TableAccess
+from torchrec_oper.table import TableSpec, table_specs
+
+OPER = "oper"
+"""The sharding type of our plan entries, which no stock sharder accepts."""
+
+# Bytes of optimizer state by FBGEMM's EmbOptimType: for an element of a row, for a row.
+OPTIMIZER_STATE_BYTES = {
+    "sgd": (0, 0),
+    "exact_sgd": (0, 0),
+    "exact_adagrad": (4, 0),
+    "row_wise_adagrad": (0, 4),
+    "exact_row_wise_adagrad": (0, 4),
+    "adam": (8, 0),
+    "lamb": (8, 0),
+    "lars_sgd": (4, 0),
+    "partial_row_wise_adam": (4, 4),
+    "partial_row_wise_lamb": (4, 4),
+    "none": (0, 0),
+}
+
+
+@dataclass
+class OperParameterSharding(ParameterSharding):
+    """TorchRec's entry for one table, with the row map that the stock one can't hold."""
+
+    row_map: RowMap | None = None
+
+
+@dataclass
+class OperShardingPlan(ShardingPlan):
+    """A TorchRec plan that carries the ``Plan`` it was made from."""
+
+    oper: Plan
+
+    def report(self) -> str:
+        """A readable summary of the plan."""
+        return self.oper.report()
+
+
+class OperPlanner(ShardingPlanner):
+    """Places every row of every ``EmbeddingBagCollection`` that ``OperSharder`` shards.
+
+    Args:
+        profile: how the input uses the tables; without one, rows are dealt as if all
+            were looked up alike.
+        cluster: the ranks and their memory; by default ``Cluster.detect()``.
+        seed: the search's seed; equal input and seed give an equal plan.
+    """
+
+    def __init__(
+        self,
+        profile: AccessProfile | None = None,
+        cluster: Cluster | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._profile = profile
+        self._cluster = cluster
+        self._seed = seed
+
+    def plan(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+    ) -> OperShardingPlan:
+        """The plan for ``module``, made in this process alone.
+
+        Raises:
+            PlanError: a module can't be planned, or the tables don't fit into memory.
+            ProfileError: the profile is of other tables.
+        """
+        return self._plan_for(module, sharders, self._cluster or Cluster.detect())
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[nn.Module]],
+        pg: dist.ProcessGroup | None = None,
+    ) -> OperShardingPlan:
+        """The plan for ``module``, made on rank 0 of ``pg`` and sent to all its ranks.
+
+        Raises:
+            PlanError, ProfileError: as ``plan`` does, on every rank.
+        """
+        if pg is None and not dist.is_initialized():
+            return self.plan(module, sharders)
+        group = pg if pg is not None else dist.group.WORLD
+        world_size = dist.get_world_size(group)
+        cluster = self._cluster or Cluster.detect(world_size)
+        if cluster.world_size != world_size:
+            raise PlanError(
+                f"the cluster has {cluster.world_size} ranks, the process group {world_size}"
+            )
+        outcome: list[Any] = [None]
+        failure: BaseException | None = None
+        if dist.get_rank(group) == 0:
+            try:
+                outcome = [self._plan_for(module, sharders, cluster)]
+            except BaseException as error:  # every failure has to reach the waiting ranks
+                failure = error
+                outcome = [_describe(error)]
+        dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0), group=group)
+        if failure is not None:
+            raise failure
+        if not isinstance(outcome[0], OperShardingPlan):
+            kind, text = outcome[0]
+            raise kind(f"planning failed on rank 0: {text}")
+        return outcome[0]
+
+    def _plan_for(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], cluster: Cluster
+    ) -> OperShardingPlan:
+        tables = model_tables(module, sharders)
+        specs = [table for _, table in tables]
+        accesses = self._accesses(specs)
+        row_maps = deal_rows(specs, accesses, cluster, seed=self._seed)
+        plan = Plan(
+            placements=tuple(
+                TablePlacement(path, table, row_map, _planned_lookups(row_map, access))
+                for (path, table), row_map, access in zip(
+                    tables, row_maps, accesses or [None] * len(tables), strict=True
+                )
+            ),
+            cluster=cluster,
+            profile_hash=self._profile.content_hash if self._profile else None,
+            bound_bytes=busiest_rank_bound(specs, accesses, cluster.world_size) if accesses else 0.0,
+            seed=self._seed,
+        )
+        return sharding_plan(plan, module, sharders)
+
+    def _accesses(self, specs: Sequence[TableSpec]) -> list[TableAccess] | None:
+        if self._profile is None:
+            return None
+        self._profile.check_fits(specs)
+        return [self._profile.table(spec.name) for spec in specs]
+
+
+def sharding_plan(
+    plan: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> OperShardingPlan:
+    """A plan, a loaded one for example, as ``DistributedModelParallel`` takes it.
+
+    Raises:
+        PlanError: the plan doesn't place exactly the tables of ``module``.
+    """
+    plan.check_fits(model_tables(module, sharders))
+    modules: dict[str, EmbeddingModuleShardingPlan] = {}
+    for placement in plan.placements:
+        entry = modules.setdefault(placement.module, EmbeddingModuleShardingPlan())
+        entry[placement.table.name] = _parameter_sharding(placement)
+    return OperShardingPlan(plan=dict(modules), oper=plan)
+
+
+def model_tables(
+    module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> list[tuple[str, TableSpec]]:
+    """Module path and description of every embedding table of the model.
+
+    Raises:
+        PlanError: there is no table, two tables have one name, or an embedding module
+            isn't one that ``OperSharder`` shards.
+    """
+    ours = {sharder.module_type: sharder for sharder in sharders if takes_row_maps(sharder)}
+    found: list[tuple[str, TableSpec]] = []
+    for path, child in module.named_modules():
+        if not isinstance(child, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
+            continue
+        if type(child) not in ours:
+            raise PlanError(
+                f"module {path or 'the model itself'} is a {type(child).__name__}, which"
+                " OperPlanner can't plan with these sharders; it plans"
+                f" {', '.join(kind.__name__ for kind in ours) or 'nothing'}: pass OperSharder()"
+                " among the sharders, and keep other embedding modules out of the model"
+            )
+        fused_params = getattr(ours[type(child)], "fused_params", None) or {}
+        for spec in table_specs(child):
+            parameter = child.embedding_bags[spec.name].weight  # type: ignore[union-attr, index]
+            size = optimizer_bytes_per_row(spec, parameter, fused_params)
+            found.append((path, replace(spec, optimizer_bytes_per_row=size)))
+    names = [table.name for _, table in found]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise PlanError(f"table names must be unique in the model, found twice: {repeated}")
+    if not found:
+        raise PlanError("the model has no EmbeddingBagCollection to plan")
+    return found
+
+
+def takes_row_maps(sharder: ModuleSharder[nn.Module]) -> bool:
+    """Whether a sharder accepts plan entries of type ``oper``."""
+    return OPER in getattr(sharder, "row_map_sharding_types", ())
+
+
+def optimizer_bytes_per_row(
+    table: TableSpec, parameter: nn.Parameter, fused_params: dict[str, Any]
+) -> int:
+    """Bytes of optimizer state of a row, from what will train it.
+
+    Args:
+        table: the table.
+        parameter: its weight, marked by ``apply_optimizer_in_backward`` or not.
+        fused_params: the sharder's, whose ``optimizer`` applies to unmarked weights.
+
+    Raises:
+        PlanError: an optimizer that FBGEMM doesn't have, or of unknown state.
+    """
+    classes = getattr(parameter, "_optimizer_classes", [])
+    if len(classes) > 1:
+        raise PlanError(
+            f"table {table.name}: {len(classes)} optimizers in backward found, one is supported"
+        )
+    try:
+        kind = (
+            optimizer_type_to_emb_opt_type(classes[0]) if classes else fused_params.get("optimizer")
+        )
+    except ValueError as error:
+        raise PlanError(f"table {table.name}: FBGEMM has no fused {classes[0].__name__}") from error
+    name = str(getattr(kind, "value", kind)).lower() if kind is not None else "exact_sgd"
+    if name not in OPTIMIZER_STATE_BYTES:
+        raise PlanError(
+            f"table {table.name}: optimizer {name} isn't supported; supported are"
+            f" {', '.join(OPTIMIZER_STATE_BYTES)}"
+        )
+    for_element, for_row = OPTIMIZER_STATE_BYTES[name]
+    return for_element * table.dim + for_row
+
+
+def _planned_lookups(row_map: RowMap, access: TableAccess | None) -> np.ndarray[Any, Any]:
+    """[W] lookups of the profiled data that each rank serves."""
+    if access is None:
+        return np.zeros(row_map.world_size, dtype=np.int64)
+    owners, _ = row_map.place(access.ids)
+    lookups = np.zeros(row_map.world_size, dtype=np.int64)
+    np.add.at(lookups, owners, access.counts)
+    return lookups
+
+
+def _parameter_sharding(placement: TablePlacement) -> OperParameterSharding:
+    row_map = placement.row_map
+    return OperParameterSharding(
+        sharding_type=OPER,
+        compute_kernel=EmbeddingComputeKernel.FUSED.value,
+        ranks=list(range(row_map.world_size)),
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(
+                    shard_offsets=[int(row_map.bounds[rank]), 0],
+                    shard_sizes=[int(rows), placement.table.dim],
+                    placement=f"rank:{rank}/cpu",
+                )
+                for rank, rows in enumerate(row_map.owned_rows)
+            ]
+        ),
+        row_map=row_map,
+    )
+
+
+def _describe(error: BaseException) -> tuple[type[OperError], str]:
+    """What the other ranks raise: our own errors as they are, others as a PlanError."""
+    if isinstance(error, OperError):
+        return type(error), str(error)
+    return PlanError, f"{type(error).__name__}: {error}"

@@ -1,0 +1,138 @@
+"""Rows of every table on any rank, over collectives: ids out, partial sums back.
+
+TorchRec's row-wise sharding cuts a table into equal ranges of rows and sums the
+owners' parts by reduce-scatter. Here an id is mapped to its physical row first (rows
+in the order of their owners), so that ranges of physical rows, as uneven as the plan
+wants them, reach any placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import (
+    BaseSparseFeaturesDist,
+    EmbeddingShardingInfo,
+    bucketize_kjt_before_all2all,
+)
+from torchrec.distributed.sharding.rw_sharding import (
+    RwPooledEmbeddingSharding,
+    RwSparseFeaturesDist,
+)
+from torchrec.distributed.types import Awaitable, ShardingEnv
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_oper.ops import map_ids
+from torchrec_oper.planner.adapter import OperParameterSharding
+from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.sharder.local_rows import local_bounds
+from torchrec_oper.sharder.row_map_tensors import row_map_tensors
+
+
+def row_map_of(sharding: Any) -> RowMap:
+    """The row map of a plan entry of type ``oper``."""
+    assert isinstance(sharding, OperParameterSharding) and sharding.row_map is not None
+    return sharding.row_map
+
+
+class OperSparseFeaturesDist(RwSparseFeaturesDist):
+    """Sends each id to its row's owner, as the row's slot there.
+
+    Args:
+        pg: the process group.
+        tables: [F] the table of each feature, for messages.
+        row_maps: [F] the row map of each feature's table.
+        need_pos: as TorchRec's.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        tables: Sequence[str],
+        row_maps: Sequence[RowMap],
+        *,
+        need_pos: bool,
+    ) -> None:
+        super().__init__(
+            pg=pg,
+            num_features=len(row_maps),
+            feature_hash_sizes=[int(local_bounds(row_map)[-1]) for row_map in row_maps],
+            need_pos=need_pos,
+        )
+        self._tables = list(tables)
+        distinct = {id(row_map): row_map for row_map in row_maps}
+        numbers = {key: number for number, key in enumerate(distinct)}
+        self._maps = row_map_tensors(
+            list(distinct.values()), [numbers[id(row_map)] for row_map in row_maps]
+        )
+        self._bounds = [torch.from_numpy(local_bounds(row_map)) for row_map in row_maps]
+
+    def forward(
+        self, sparse_features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        """Start the exchange of ids.
+
+        Raises:
+            ProfileError: an id is outside its table.
+        """
+        keys = sparse_features.keys()
+        physical = map_ids(
+            sparse_features.values().contiguous(),
+            torch.tensor(sparse_features.offset_per_key()),
+            self._maps,
+            names=[
+                f"feature {key} of table {table}"
+                for key, table in zip(keys, self._tables, strict=True)
+            ],
+        )
+        mapped = KeyedJaggedTensor(
+            keys=keys,
+            values=physical,
+            weights=sparse_features.weights_or_none(),
+            lengths=sparse_features.lengths(),
+            stride=sparse_features.stride(),
+        )
+        bucketized, self.unbucketize_permute_tensor = bucketize_kjt_before_all2all(
+            mapped,
+            num_buckets=self._world_size,
+            block_sizes=cast(torch.Tensor, self._feature_block_sizes_tensor),
+            bucketize_pos=self._need_pos and mapped.weights_or_none() is not None,
+            block_bucketize_row_pos=self._bounds,
+        )
+        return cast("Awaitable[Awaitable[KeyedJaggedTensor]]", self._dist(bucketized))
+
+
+class OperPooledSharding(RwPooledEmbeddingSharding):
+    """Sharding of the tables of type ``oper`` of one ``EmbeddingBagCollection``."""
+
+    def __init__(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
+        self._row_maps = {
+            info.embedding_config.name: row_map_of(info.param_sharding) for info in sharding_infos
+        }
+
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        """The step that sends ids to the owners of their rows."""
+        tables = [
+            table.name
+            for group in self._grouped_embedding_configs
+            for table in group.embedding_tables
+            for _ in range(table.num_features())
+        ]
+        return OperSparseFeaturesDist(
+            self._pg,
+            tables,
+            [self._row_maps[table] for table in tables],
+            need_pos=self._need_pos,
+        )
