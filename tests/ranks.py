@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing as mp
 import os
 import tempfile
@@ -88,6 +89,7 @@ def _rank_main(
         LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world_size),
     )
+    faulthandler.enable()
     torch.set_num_threads(1)
     try:
         dist.init_process_group(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from torchrec_oper.errors import ProfileError
 
@@ -39,13 +40,22 @@ class TableSpec:
     optimizer_bytes_per_row: int = 0
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ProfileError("a table needs a name, found an empty one")
-        for field in ("rows", "dim"):
-            if getattr(self, field) < 1:
+        if not self.name or not isinstance(self.name, str):
+            raise ProfileError(f"a table needs a name, found {self.name!r}")
+        for field, least in (("rows", 1), ("dim", 1), ("optimizer_bytes_per_row", 0)):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ProfileError(
-                    f"table {self.name}: {field} must be 1 or more, found {getattr(self, field)}"
+                    f"table {self.name}: {field} must be an integer of {least} or more,"
+                    f" found {value!r}"
                 )
+        # A lone string would pass for a tuple of one-letter features.
+        if not isinstance(self.features, tuple) or not all(
+            isinstance(feature, str) for feature in self.features
+        ):
+            raise ProfileError(
+                f"table {self.name}: features must be a tuple of names, found {self.features!r}"
+            )
         if not self.features:
             raise ProfileError(f"table {self.name}: needs at least one feature")
         if len(set(self.features)) != len(self.features):
@@ -58,11 +68,6 @@ class TableSpec:
         if self.pooling not in ("sum", "mean"):
             raise ProfileError(
                 f"table {self.name}: pooling must be 'sum' or 'mean', found {self.pooling!r}"
-            )
-        if self.optimizer_bytes_per_row < 0:
-            raise ProfileError(
-                f"table {self.name}: optimizer_bytes_per_row must be 0 or more,"
-                f" found {self.optimizer_bytes_per_row}"
             )
 
     @property
@@ -81,8 +86,26 @@ class TableSpec:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> TableSpec:
-        """The table that ``to_json`` wrote."""
-        return cls(**{**fields, "features": tuple(fields["features"])})
+        """The table that ``to_json`` wrote.
+
+        Raises:
+            ProfileError: a field is missing, unknown, or has a wrong value.
+        """
+        features = fields.get("features")
+        if isinstance(features, list):
+            fields = {**fields, "features": tuple(features)}
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ProfileError(f"not the fields of a table: {error}") from error
+
+
+class Named(Protocol):
+    """Anything with a table's name."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
 
 
 def table_specs(tables: Any) -> tuple[TableSpec, ...]:
@@ -93,27 +116,36 @@ def table_specs(tables: Any) -> tuple[TableSpec, ...]:
             ``embedding_bag_configs()`` (an ``EmbeddingBagCollection``).
 
     Raises:
-        ProfileError: for no table at all, or two tables of one name.
+        ProfileError: for no table at all, two tables of one name, or something else.
     """
     if hasattr(tables, "embedding_bag_configs"):
         specs = tuple(_from_config(config) for config in tables.embedding_bag_configs())
     else:
-        specs = tuple(tables)
+        specs = _given(tables)
     check_unique_names(specs)
     return specs
 
 
-def check_unique_names(specs: Sequence[TableSpec]) -> None:
+def check_unique_names(tables: Sequence[Named]) -> None:
     """Raise ``ProfileError`` unless there are tables, and each has its own name."""
-    if not specs:
+    if not tables:
         raise ProfileError("needs at least one table, found none")
-    repeated = sorted({name for name in _names(specs) if _names(specs).count(name) > 1})
+    times = Counter(table.name for table in tables)
+    repeated = sorted(name for name, count in times.items() if count > 1)
     if repeated:
         raise ProfileError(f"table names must be unique, found twice: {', '.join(repeated)}")
 
 
-def _names(specs: Iterable[TableSpec]) -> list[str]:
-    return [spec.name for spec in specs]
+def _given(tables: Any) -> tuple[TableSpec, ...]:
+    wanted = "wanted an EmbeddingBagCollection or TableSpec values"
+    try:
+        specs = tuple(tables)
+    except TypeError as error:
+        raise ProfileError(f"tables are a {type(tables).__name__}, {wanted}") from error
+    for spec in specs:
+        if not isinstance(spec, TableSpec):
+            raise ProfileError(f"tables hold a {type(spec).__name__}, {wanted}")
+    return specs
 
 
 def _from_config(config: Any) -> TableSpec:

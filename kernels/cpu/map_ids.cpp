@@ -33,9 +33,10 @@ void check_spans(const RowMapSpan* spans, int64_t count, int64_t listed,
                         span.listed_end <= listed &&
                         span.listed_end - span.listed_begin <= span.rows,
                     "map_ids: tables[", s, "] lists rows ", span.listed_begin,
-                    " to ", span.listed_end, " of ", listed,
-                    " for a table of ", span.rows, " rows");
-    STD_TORCH_CHECK(0 <= span.range_begin && span.range_begin <= span.range_end &&
+                    " to ", span.listed_end, " of ", listed, " for a table of ",
+                    span.rows, " rows");
+    STD_TORCH_CHECK(0 <= span.range_begin &&
+                        span.range_begin <= span.range_end &&
                         span.range_end <= ranges,
                     "map_ids: tables[", s, "] has ranges ", span.range_begin,
                     " to ", span.range_end, " of ", ranges);
@@ -77,8 +78,8 @@ int64_t map_slice(const Id* ids, int64_t begin, int64_t end,
     for (; i < stop; ++i) {
       const int64_t id = static_cast<int64_t>(ids[i]);
       if (id < 0 || id >= span.rows) return i;
-      out[i] = static_cast<Id>(map_id(id, span, listed_ids, listed_rows,
-                                      range_starts, range_rows));
+      out[i] = static_cast<Id>(
+          map_id(id, span, listed_ids, listed_rows, range_starts, range_rows));
     }
   }
   return end;
@@ -123,9 +124,10 @@ Tensor map_ids_of_type(const Tensor& ids, const Tensor& offsets,
   if (bad < count) {
     const int64_t segment =
         std::upper_bound(starts, starts + segments + 1, bad) - starts - 1;
-    STD_TORCH_CHECK(false, "map_ids: ids[", bad, "] = ",
-                    static_cast<int64_t>(in[bad]), " is outside tables[",
-                    segment, "], which has ", spans[segment].rows, " rows");
+    STD_TORCH_CHECK(false, "map_ids: ids[", bad,
+                    "] = ", static_cast<int64_t>(in[bad]),
+                    " is outside tables[", segment, "], which has ",
+                    spans[segment].rows, " rows");
   }
   return out;
 }

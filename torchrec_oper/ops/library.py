@@ -30,5 +30,5 @@ def load_kernels(library: Path = LIBRARY) -> None:
     except OSError as error:
         raise KernelLoadError(
             f"PyTorch {torch.__version__} can't load the native extension {library}:"
-            f" {error}; it was built for another PyTorch or machine; {REBUILD}"
+            f" {error.__cause__ or error}; it was built for another PyTorch or machine; {REBUILD}"
         ) from error

@@ -29,7 +29,7 @@ from torchrec_oper.errors import OperError, PlanError
 from torchrec_oper.planner.bound import busiest_rank_bound
 from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.plan import Plan, TablePlacement
-from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.planner.search import deal_rows
 from torchrec_oper.profile import AccessProfile, TableAccess
 from torchrec_oper.table import TableSpec, table_specs
@@ -111,23 +111,20 @@ class OperPlanner(ShardingPlanner):
     ) -> OperShardingPlan:
         """The plan for ``module``, made on rank 0 of ``pg`` and sent to all its ranks.
 
+        Only rank 0 reads the planner's profile and cluster.
+
         Raises:
             PlanError, ProfileError: as ``plan`` does, on every rank.
         """
         if pg is None and not dist.is_initialized():
             return self.plan(module, sharders)
         group = pg if pg is not None else dist.group.WORLD
-        world_size = dist.get_world_size(group)
-        cluster = self._cluster or Cluster.detect(world_size)
-        if cluster.world_size != world_size:
-            raise PlanError(
-                f"the cluster has {cluster.world_size} ranks, the process group {world_size}"
-            )
+        assert group is not None
         outcome: list[Any] = [None]
         failure: BaseException | None = None
         if dist.get_rank(group) == 0:
             try:
-                outcome = [self._plan_for(module, sharders, cluster)]
+                outcome = [self._plan_for_ranks(module, sharders, dist.get_world_size(group))]
             except BaseException as error:  # every failure has to reach the waiting ranks
                 failure = error
                 outcome = [_describe(error)]
@@ -139,6 +136,16 @@ class OperPlanner(ShardingPlanner):
             raise kind(f"planning failed on rank 0: {text}")
         return outcome[0]
 
+    def _plan_for_ranks(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int
+    ) -> OperShardingPlan:
+        cluster = self._cluster or Cluster.detect(world_size)
+        if cluster.world_size != world_size:
+            raise PlanError(
+                f"the cluster has {cluster.world_size} ranks, the process group {world_size}"
+            )
+        return self._plan_for(module, sharders, cluster)
+
     def _plan_for(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], cluster: Cluster
     ) -> OperShardingPlan:
@@ -146,23 +153,23 @@ class OperPlanner(ShardingPlanner):
         specs = [table for _, table in tables]
         accesses = self._accesses(specs)
         row_maps = deal_rows(specs, accesses, cluster, seed=self._seed)
+        placements = [
+            TablePlacement(path, table, row_map, _planned_lookups(row_map, access))
+            for (path, table), row_map, access in zip(tables, row_maps, accesses, strict=True)
+        ]
         plan = Plan(
-            placements=tuple(
-                TablePlacement(path, table, row_map, _planned_lookups(row_map, access))
-                for (path, table), row_map, access in zip(
-                    tables, row_maps, accesses or [None] * len(tables), strict=True
-                )
-            ),
+            placements=tuple(placements),
             cluster=cluster,
             profile_hash=self._profile.content_hash if self._profile else None,
-            bound_bytes=busiest_rank_bound(specs, accesses, cluster.world_size) if accesses else 0.0,
+            bound_bytes=busiest_rank_bound(specs, accesses, cluster.world_size),
             seed=self._seed,
         )
         return sharding_plan(plan, module, sharders)
 
-    def _accesses(self, specs: Sequence[TableSpec]) -> list[TableAccess] | None:
+    def _accesses(self, specs: Sequence[TableSpec]) -> list[TableAccess]:
+        """How each table is used: not at all, as far as is known, without a profile."""
         if self._profile is None:
-            return None
+            return [_unknown_access(spec) for spec in specs]
         self._profile.check_fits(specs)
         return [self._profile.table(spec.name) for spec in specs]
 
@@ -199,14 +206,15 @@ def model_tables(
             continue
         if type(child) not in ours:
             raise PlanError(
-                f"module {path or 'the model itself'} is a {type(child).__name__}, which"
+                f"module {path or 'the model itself'} is of type {type(child).__name__}, which"
                 " OperPlanner can't plan with these sharders; it plans"
                 f" {', '.join(kind.__name__ for kind in ours) or 'nothing'}: pass OperSharder()"
                 " among the sharders, and keep other embedding modules out of the model"
             )
         fused_params = getattr(ours[type(child)], "fused_params", None) or {}
-        for spec in table_specs(child):
-            parameter = child.embedding_bags[spec.name].weight  # type: ignore[union-attr, index]
+        for spec, config in zip(table_specs(child), child.embedding_bag_configs(), strict=True):
+            _check_supported(spec, config, weighted=child.is_weighted())
+            parameter = child.embedding_bags[spec.name].weight
             size = optimizer_bytes_per_row(spec, parameter, fused_params)
             found.append((path, replace(spec, optimizer_bytes_per_row=size)))
     names = [table.name for _, table in found]
@@ -216,6 +224,21 @@ def model_tables(
     if not found:
         raise PlanError("the model has no EmbeddingBagCollection to plan")
     return found
+
+
+def _check_supported(spec: TableSpec, config: Any, *, weighted: bool) -> None:
+    """Raise ``PlanError`` for a table that the run-time couldn't train."""
+    reasons = {
+        f"its dim is {spec.dim}, and FBGEMM needs a multiple of 4": spec.dim % 4,
+        "FBGEMM has no bfloat16 rows on the CPU": spec.dtype == "bfloat16",
+        "it takes the mean of weighted bags": weighted and spec.pooling == "mean",
+        "it is a virtual table": getattr(config, "use_virtual_table", False),
+        "its rows come in buckets": getattr(config, "total_num_buckets", None),
+        "it was pruned": getattr(config, "num_embeddings_post_pruning", None),
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise PlanError(f"table {spec.name} isn't supported: {reason}")
 
 
 def takes_row_maps(sharder: ModuleSharder[nn.Module]) -> bool:
@@ -257,10 +280,21 @@ def optimizer_bytes_per_row(
     return for_element * table.dim + for_row
 
 
-def _planned_lookups(row_map: RowMap, access: TableAccess | None) -> np.ndarray[Any, Any]:
+def _unknown_access(spec: TableSpec) -> TableAccess:
+    none = np.empty(0, dtype=np.int64)
+    return TableAccess(
+        name=spec.name,
+        rows=spec.rows,
+        features=spec.features,
+        ids=none,
+        counts=none,
+        bags=0,
+        empty_bags=0,
+    )
+
+
+def _planned_lookups(row_map: RowMap, access: TableAccess) -> Ints:
     """[W] lookups of the profiled data that each rank serves."""
-    if access is None:
-        return np.zeros(row_map.world_size, dtype=np.int64)
     owners, _ = row_map.place(access.ids)
     lookups = np.zeros(row_map.world_size, dtype=np.int64)
     np.add.at(lookups, owners, access.counts)

@@ -278,9 +278,7 @@ class Plan:
         return arrays
 
     @classmethod
-    def _from_parts(
-        cls, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
-    ) -> Plan:
+    def _from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Plan:
         placements = []
         for index, fields in enumerate(header["placements"]):
             prefix = f"{index}."

@@ -70,15 +70,16 @@ class RowMap:
         if len(ids) and (physical.min() < 0 or physical.max() >= self.rows):
             raise PlanError(f"a row map lists physical rows outside 0 to {self.rows - 1}")
         first_slots = np.concatenate(
-            [np.arange(b, b + n) for b, n in zip(self.bounds[:-1], self._listed_counts, strict=True)]
+            [
+                np.arange(b, b + n)
+                for b, n in zip(self.bounds[:-1], self._listed_counts, strict=True)
+            ]
         )
         if not np.array_equal(np.sort(physical), first_slots):
             raise PlanError("a row map's listed ids must fill the first slots of their owners")
 
     @classmethod
-    def from_owners(
-        cls, *, listed_ids: Ints, listed_owners: Ints, unlisted_counts: Ints
-    ) -> RowMap:
+    def from_owners(cls, *, listed_ids: Ints, listed_owners: Ints, unlisted_counts: Ints) -> RowMap:
         """The map that gives listed ids to owners, and each owner a number of other rows.
 
         Args:
@@ -109,19 +110,22 @@ class RowMap:
     @property
     def owned_rows(self) -> Ints:
         """[W] rows that each rank owns."""
-        return np.diff(self.bounds)
+        counts: Ints = np.diff(self.bounds)
+        return counts
 
     @cached_property
     def _listed_counts(self) -> Ints:
         """[W] listed ids of each owner."""
         owners = np.searchsorted(self.bounds, self.listed_rows, side="right") - 1
-        return np.bincount(owners, minlength=self.world_size)
+        counts: Ints = np.bincount(owners, minlength=self.world_size)
+        return counts
 
     @cached_property
     def range_starts(self) -> Ints:
         """[W] how many unlisted ids the owners before each owner hold."""
         unlisted = self.owned_rows - self._listed_counts
-        return np.cumsum(unlisted) - unlisted
+        starts: Ints = np.cumsum(unlisted) - unlisted
+        return starts
 
     @cached_property
     def range_rows(self) -> Ints:

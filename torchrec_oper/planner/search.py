@@ -9,6 +9,7 @@ grows with the number of distinct loads and not with the number of rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,19 +26,19 @@ Ints = npt.NDArray[np.int64]
 
 def deal_rows(
     tables: Sequence[TableSpec],
-    accesses: Sequence[TableAccess] | None,
+    accesses: Sequence[TableAccess],
     cluster: Cluster,
     *,
     seed: int = 0,
 ) -> list[RowMap]:
     """A row map for each table.
 
-    Rows without a lookup, and all rows where there is no profile, carry no load: they
-    go, a range of ids to each rank, to where most memory is free.
+    Rows without a lookup carry no load: they go, a range of ids to each rank, to where
+    most memory is free.
 
     Args:
         tables: the tables.
-        accesses: how each of them is used, in the same order; None without a profile.
+        accesses: how each of them is used, in the same order.
         cluster: the ranks and their memory caps.
         seed: shuffles rows of equal load, so that neighbours in id space part.
 
@@ -46,7 +47,7 @@ def deal_rows(
     """
     free = np.array([rank.memory_bytes for rank in cluster.ranks], dtype=np.int64)
     _check_total(tables, free)
-    table_of, ids, owners = _deal_looked_up(tables, accesses or (), free, seed)
+    table_of, ids, owners = _deal_looked_up(tables, accesses, free, seed)
     by_size = sorted(range(len(tables)), key=lambda t: -tables[t].stored_row_bytes)
     # One stable sort by table keeps each table's rows in order of load.
     by_table = np.argsort(table_of, kind="stable")
@@ -89,7 +90,7 @@ def _loads(
     table_of = np.concatenate([none, *(np.full(len(a.ids), t) for t, a in enumerate(accesses))])
     ids = np.concatenate([none, *(access.ids for access in accesses)])
     loads = np.concatenate(
-        [none, *(a.counts * table.row_bytes for table, a in zip(tables, accesses, strict=False))]
+        [none, *(a.counts * table.row_bytes for table, a in zip(tables, accesses, strict=True))]
     )
     sizes = np.array([table.stored_row_bytes for table in tables], dtype=np.int64)[table_of]
     shuffled = np.random.default_rng(seed).permutation(len(ids))
@@ -103,7 +104,7 @@ def _runs(loads: Ints, sizes: Ints) -> Iterator[tuple[int, int]]:
         return
     changes = np.flatnonzero((np.diff(loads) != 0) | (np.diff(sizes) != 0)) + 1
     edges = [0, *changes.tolist(), len(loads)]
-    yield from zip(edges[:-1], edges[1:], strict=True)
+    yield from itertools.pairwise(edges)
 
 
 def _fill(levels: Ints, weight: int, count: int, room: Ints) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -30,9 +31,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.adapter import OPER, OperParameterSharding
+from torchrec_oper.planner.row_map import RowMap
 from torchrec_oper.sharder.local_rows import WithLocalRows, local_rows, with_local_rows
 from torchrec_oper.sharder.logical_state import LogicalState
-from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.sharder.mean_pooling import OperContext, mean_scale, scaled
 from torchrec_oper.sharder.row_sharding import OperPooledSharding, row_map_of
 
 
@@ -64,7 +66,8 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         )
         self._embedding_bag_configs = module.embedding_bag_configs()
         self._served_lookups = 0
-        self._pool_means()
+        self._batch_keys: list[str] = []
+        self._mean_features = self._find_mean_features()
         for optimizer in self._table_optimizers():
             self._show_logical_state(optimizer)
         self._register_state_dict_hook(self._put_logical_weights)
@@ -107,8 +110,17 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             PlanError: the batch lacks a feature, or its features differ in batch size.
             ProfileError: an id is outside its table.
         """
-        if self._has_uninitialized_input_dist and isinstance(features, KeyedJaggedTensor):
+        keys = features.keys()
+        if self._has_uninitialized_input_dist:
             self._check_features(features)
+            self._batch_keys = list(keys)
+        elif keys != self._batch_keys:
+            raise PlanError(
+                f"the batch has features {', '.join(keys)}; the first one had"
+                f" {', '.join(self._batch_keys)}: keep one order"
+            )
+        if isinstance(ctx, OperContext) and any(self._mean_features):
+            ctx.scale = mean_scale(features, self._mean_features, self._embedding_dims)
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
@@ -118,7 +130,14 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         for sharding, features in zip(self._embedding_shardings, input, strict=True):
             if isinstance(sharding, OperPooledSharding):
                 self._served_lookups += features.values().numel()
-        return super().compute_and_output_dist(ctx, input)
+        pooled = super().compute_and_output_dist(ctx, input)
+        if isinstance(ctx, OperContext) and ctx.scale is not None:
+            pooled.callbacks.append(partial(scaled, scale=ctx.scale))
+        return pooled
+
+    def create_context(self) -> OperContext:
+        """An empty context for a batch."""
+        return OperContext()
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
@@ -151,14 +170,16 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             if sharding.sharding_type == OPER
         ]
 
-    def _pool_means(self) -> None:
-        """Divide summed bags of mean tables by their lengths, as row-wise sharding does."""
-        for name in self._oper_tables:
-            config = self._table_name_to_config[name]
-            self._pooling_type_to_rs_features[config.pooling.value].extend(config.feature_names)
-        self._has_mean_pooling_callback = (
-            PoolingType.MEAN.value in self._pooling_type_to_rs_features
-        )
+    def _find_mean_features(self) -> list[str | None]:
+        """For each block of columns of the result, the feature that it is a mean of."""
+        means = {}
+        for table in self._oper_tables:
+            config = self._table_name_to_config[table]
+            if config.pooling == PoolingType.MEAN:
+                means.update({f"{f}@{table}": f for f in config.feature_names})
+                # A feature that no other table shares goes by its own name.
+                means.update({f: f for f in config.feature_names})
+        return [means.get(name) for name in self._embedding_names]
 
     def _check_features(self, features: KeyedJaggedTensor) -> None:
         if self._oper_tables and features.variable_stride_per_key():
@@ -179,7 +200,7 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def _local_weight(self, table: str) -> torch.Tensor:
         """[local rows, dim] where this rank's rows of the table live."""
-        return self._model_parallel_name_to_local_shards[table][0].tensor
+        return cast(torch.Tensor, self._model_parallel_name_to_local_shards[table][0].tensor)
 
     def _state(self, table: str, name: str, local: torch.Tensor) -> LogicalState:
         """A state of the table's rows, from where the rows that this rank holds live."""
@@ -206,7 +227,7 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     @staticmethod
     def _pre_load_state_dict_hook(
-        self: ShardedOperEmbeddingBagCollection,  # noqa: PLW0211 (TorchRec's signature)
+        self: ShardedOperEmbeddingBagCollection,
         state_dict: dict[str, Any],
         prefix: str,
         *args: Any,
@@ -242,7 +263,7 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         if not isinstance(value, ShardedTensor):
             return False
         rows = [shard.shard_sizes[0] for shard in value.metadata().shards_metadata]
-        return rows == local_rows(self._row_map(table)).tolist()
+        return bool(rows == local_rows(self._row_map(table)).tolist())
 
 
 class OperSharder(EmbeddingBagCollectionSharder):

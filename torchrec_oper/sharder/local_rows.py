@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,9 @@ def with_local_rows(
         )
         for rank, rows in enumerate(local_rows(row_map))
     ]
-    return replace(sharding, sharding_spec=EnumerableShardingSpec(shards))
+    local = copy.copy(sharding)
+    local.sharding_spec = EnumerableShardingSpec(shards)
+    return local
 
 
 class WithLocalRows:

@@ -80,7 +80,8 @@ class LogicalState:
         if isinstance(value, ShardedTensor):
             transfer = RowTransfer(self._row_map, self._ranges(value), self._group)
             return transfer.to_owned(self._held(value))
-        return value.detach()[torch.from_numpy(self._row_map.logical_ids(dist.get_rank(self._group)))]
+        mine = self._row_map.logical_ids(dist.get_rank(self._group))
+        return value.detach()[torch.from_numpy(mine)]
 
     def _sharded(self, rows: Tensor, ranges: list[RowRange]) -> ShardedTensor:
         tail = list(self._size[1:])
@@ -93,7 +94,11 @@ class LogicalState:
             for r in ranges
         ]
         rank = dist.get_rank(self._group)
-        mine = [Shard(rows, shard) for r, shard in zip(ranges, shards, strict=True) if r.rank == rank]
+        mine = [
+            Shard(rows, shard)
+            for range_, shard in zip(ranges, shards, strict=True)
+            if range_.rank == rank
+        ]
         metadata = ShardedTensorMetadata(
             shards_metadata=shards,
             size=self._size,
@@ -113,7 +118,8 @@ class LogicalState:
                     " load the checkpoint into this model's state_dict first"
                     " (torch.distributed.checkpoint.load)"
                 )
-            rank = dist.get_group_rank(self._group, shard.placement.rank())
+            assert shard.placement is not None
+            rank = dist.get_group_rank(self._group, shard.placement.rank() or 0)
             begin = shard.shard_offsets[0]
             ranges.append(RowRange(begin, begin + shard.shard_sizes[0], rank))
         return sorted(r for r in ranges if r.end > r.begin)

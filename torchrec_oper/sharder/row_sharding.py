@@ -14,17 +14,21 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import (
+    BaseEmbeddingDist,
     BaseSparseFeaturesDist,
+    EmbeddingShardingContext,
     EmbeddingShardingInfo,
     bucketize_kjt_before_all2all,
 )
 from torchrec.distributed.sharding.rw_sharding import (
+    RwPooledEmbeddingDist,
     RwPooledEmbeddingSharding,
     RwSparseFeaturesDist,
 )
 from torchrec.distributed.types import Awaitable, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torchrec_oper.errors import PlanError
 from torchrec_oper.ops import map_ids
 from torchrec_oper.planner.adapter import OperParameterSharding
 from torchrec_oper.planner.row_map import RowMap
@@ -105,6 +109,27 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         return cast("Awaitable[Awaitable[KeyedJaggedTensor]]", self._dist(bucketized))
 
 
+class OperPooledEmbeddingDist(RwPooledEmbeddingDist):
+    """Sums the owners' parts of each bag on the rank that asked."""
+
+    def forward(
+        self, local_embs: torch.Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> Awaitable[torch.Tensor]:
+        """Start the exchange of partial sums.
+
+        Raises:
+            PlanError: the ranks' batches differ in size, which gloo's all-gather in
+                TorchRec's backward can't carry.
+        """
+        sizes = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
+        if len(set(sizes)) > 1:
+            raise PlanError(
+                f"the ranks' batches have {', '.join(map(str, sizes))} samples; tables of type"
+                " oper need batches of one size on all ranks: drop or pad the last one"
+            )
+        return cast("Awaitable[torch.Tensor]", super().forward(local_embs, sharding_ctx))
+
+
 class OperPooledSharding(RwPooledEmbeddingSharding):
     """Sharding of the tables of type ``oper`` of one ``EmbeddingBagCollection``."""
 
@@ -135,4 +160,14 @@ class OperPooledSharding(RwPooledEmbeddingSharding):
             tables,
             [self._row_maps[table] for table in tables],
             need_pos=self._need_pos,
+        )
+
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[EmbeddingShardingContext, torch.Tensor, torch.Tensor]:
+        """The step that sums the owners' parts of each bag."""
+        return OperPooledEmbeddingDist(
+            self._pg,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            embedding_dims=self.embedding_dims(),
         )

@@ -30,8 +30,7 @@ def even_ranges(rows: int, world_size: int) -> list[RowRange]:
     """TorchRec's row-wise cut: blocks of ``ceil(rows / W)``, without the empty ones."""
     block = -(-rows // world_size)
     return [
-        RowRange(begin, min(begin + block, rows), begin // block)
-        for begin in range(0, rows, block)
+        RowRange(begin, min(begin + block, rows), begin // block) for begin in range(0, rows, block)
     ]
 
 

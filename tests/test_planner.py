@@ -1,0 +1,249 @@
+"""OperPlanner: what it refuses, and that a failure on rank 0 reaches every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from sharded_cases import PooledModel, batch_of, random_case, sharded
+from torch import nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    PoolingType,
+)
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import RowWiseAdagrad
+
+from torchrec_oper import AccessProfile, Cluster, OperPlanner, OperSharder, Plan
+from torchrec_oper.errors import PlanError, ProfileError
+from torchrec_oper.planner import sharding_plan
+from torchrec_oper.planner.adapter import model_tables, optimizer_bytes_per_row
+from torchrec_oper.table import TableSpec
+
+AMPLE = 10**9
+
+
+def bags(*configs: EmbeddingBagConfig, weighted: bool = False) -> nn.Module:
+    collection = EmbeddingBagCollection(
+        tables=list(configs), is_weighted=weighted, device=torch.device("meta")
+    )
+    return nn.Sequential(collection)
+
+
+def config(name: str = "t", **fields: Any) -> EmbeddingBagConfig:
+    values = {"num_embeddings": 9, "embedding_dim": 4, "feature_names": [f"{name}_f"], **fields}
+    return EmbeddingBagConfig(name=name, **values)
+
+
+def test_plans_in_one_process_and_is_deterministic(tmp_path: Path) -> None:
+    case = random_case(7, 3)
+    model = PooledModel(case)
+    profile = AccessProfile.from_batches([batch_of(case, 0, step) for step in range(5)], model.ebc)
+    planner = OperPlanner(profile, Cluster.uniform(3, memory_bytes=AMPLE), seed=4)
+    first, second = (planner.plan(model, [OperSharder()]).oper for _ in range(2))
+    assert first == second
+    assert sum(first.planned_lookups) == sum(table.lookups for table in profile.tables)
+    assert first.profile_hash == profile.content_hash
+    first.save(tmp_path / "a.plan")
+    entries = sharding_plan(Plan.load(tmp_path / "a.plan"), model, [OperSharder()])
+    assert entries.report() == first.report()
+    assert {entry.sharding_type for entry in entries.plan["ebc"].values()} == {"oper"}
+
+
+def test_without_a_profile_rows_are_dealt_by_memory() -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
+    plan = planner.plan(bags(config(num_embeddings=10)), [OperSharder()]).oper
+    assert plan.profile_hash is None
+    assert plan.placements[0].row_map.owned_rows.tolist() == [5, 5]
+    assert "no profile" in plan.report()
+
+
+def test_a_huge_table_is_planned_on_the_meta_device() -> None:
+    model = bags(config(num_embeddings=2_000_000_000, embedding_dim=128))
+    plan = OperPlanner(cluster=Cluster.uniform(4, memory_bytes=2**40)).plan(model, [OperSharder()])
+    assert plan.oper.placements[0].row_map.owned_rows.sum() == 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (bags(config(embedding_dim=6)), "table t isn't supported: its dim is 6, and FBGEMM needs"),
+        (bags(config(data_type=DataType.BF16)), "no bfloat16 rows on the CPU"),
+        (
+            bags(config(pooling=PoolingType.MEAN), weighted=True),
+            "table t isn't supported: it takes the mean of weighted bags",
+        ),
+        (bags(config(total_num_buckets=3)), "table t isn't supported: its rows come in buckets"),
+        (nn.Linear(1, 1), "the model has no EmbeddingBagCollection to plan"),
+        (
+            nn.Sequential(
+                EmbeddingCollection(
+                    tables=[
+                        EmbeddingConfig(
+                            name="s", num_embeddings=4, embedding_dim=4, feature_names=["f"]
+                        )
+                    ]
+                )
+            ),
+            "module 0 is of type EmbeddingCollection, which OperPlanner can't plan with these sharders; "
+            "it plans EmbeddingBagCollection",
+        ),
+        (
+            nn.Sequential(*bags(config()), *bags(config())),
+            r"table names must be unique in the model, found twice: \['t'\]",
+        ),
+    ],
+)
+def test_refuses_by_name_what_it_cannot_plan(model: nn.Module, message: str) -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
+    with pytest.raises(PlanError, match=message):
+        planner.plan(model, [OperSharder()])
+
+
+def test_refuses_types_of_rows_that_it_does_not_know() -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
+    with pytest.raises(ProfileError, match="table t: dtype must be one of .*, found 'INT8'"):
+        planner.plan(bags(config(data_type=DataType.INT8)), [OperSharder()])
+
+
+def test_refuses_to_plan_without_our_sharder() -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
+    with pytest.raises(PlanError, match="pass OperSharder\\(\\) among the sharders"):
+        planner.plan(bags(config()), [EmbeddingBagCollectionSharder()])
+
+
+def test_refuses_the_profile_of_other_tables() -> None:
+    case = random_case(7, 2)
+    model = PooledModel(case)
+    profile = AccessProfile.from_batches([batch_of(case, 0, 0)], model.ebc)
+    planner = OperPlanner(profile, Cluster.uniform(2, memory_bytes=AMPLE))
+    with pytest.raises(ProfileError, match="other"):
+        planner.plan(bags(config("other")), [OperSharder()])
+
+
+def test_refuses_a_plan_of_another_model() -> None:
+    plan = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE)).plan(
+        bags(config("a")), [OperSharder()]
+    )
+    with pytest.raises(PlanError, match="leaves out table b of module 0"):
+        sharding_plan(plan.oper, bags(config("a"), config("b")), [OperSharder()])
+
+
+def test_over_memory_names_the_table_the_need_and_the_cap() -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=100))
+    with pytest.raises(
+        PlanError,
+        match="need 14400 bytes .* add up to 200 bytes; the largest, table t, needs 14400 bytes",
+    ):
+        planner.plan(bags(config(num_embeddings=900)), [OperSharder()])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "wanted"),
+    [
+        (None, 0),
+        (torch.optim.SGD, 0),
+        (torch.optim.Adagrad, 4 * 8),
+        (RowWiseAdagrad, 4),
+        (torch.optim.Adam, 8 * 8),
+    ],
+)
+def test_counts_optimizer_state(optimizer: type | None, wanted: int) -> None:
+    table = TableSpec(name="t", rows=2, dim=8, features=("f",))
+    parameter = nn.Parameter(torch.zeros(2, 8))
+    if optimizer:
+        parameter._optimizer_classes = [optimizer]
+    assert optimizer_bytes_per_row(table, parameter, {}) == wanted
+
+
+def test_counts_the_optimizer_state_of_fused_params() -> None:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+    table = TableSpec(name="t", rows=2, dim=8, features=("f",))
+    parameter = nn.Parameter(torch.zeros(2, 8))
+    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+    assert optimizer_bytes_per_row(table, parameter, fused) == 4
+    model = bags(config(embedding_dim=8))
+    (_, found) = model_tables(model, [OperSharder(fused_params=fused)])[0]
+    assert found.optimizer_bytes_per_row == 4
+    with pytest.raises(PlanError, match="table t: optimizer shampoo isn't supported; supported"):
+        optimizer_bytes_per_row(table, parameter, {"optimizer": EmbOptimType.SHAMPOO})
+    parameter._optimizer_classes = [torch.optim.Rprop]
+    with pytest.raises(PlanError, match="table t: FBGEMM has no fused Rprop"):
+        optimizer_bytes_per_row(table, parameter, {})
+
+
+class _Broken(OperPlanner):
+    def _plan_for(self, *args: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+
+def _failures(rank: int) -> list[str]:
+    found = []
+    small = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=10) if rank == 0 else None)
+    other = OperPlanner(cluster=Cluster.uniform(3, memory_bytes=AMPLE) if rank == 0 else None)
+    for planner in (small, other, _Broken()):
+        try:
+            planner.collective_plan(bags(config()), [OperSharder()], dist.group.WORLD)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}"[:95])
+    return found
+
+
+def test_a_failure_on_rank_0_reaches_every_rank() -> None:
+    first, second = run_ranks(2, _failures)
+    assert first == [
+        "PlanError: the tables need 144 bytes with optimizer state, but the 2 ranks' caps add up to 20 b"[
+            :95
+        ],
+        "PlanError: the cluster has 3 ranks, the process group 2",
+        "RuntimeError: out of luck",
+    ]
+    assert second == [
+        "PlanError: planning failed on rank 0: the tables need 144 bytes with optimizer state, but the 2"[
+            :95
+        ],
+        "PlanError: planning failed on rank 0: the cluster has 3 ranks, the process group 2",
+        "PlanError: planning failed on rank 0: RuntimeError: out of luck",
+    ]
+
+
+def _stock_planner(rank: int) -> bool:
+    case = random_case(3, 2)
+    model = PooledModel(case)
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"))
+    plan = planner.collective_plan(model, [OperSharder()], dist.group.WORLD)
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+
+    parallel = DistributedModelParallel(model, plan=plan, sharders=[OperSharder()])
+    return bool(parallel(batch_of(case, rank, 0)).isfinite().all())
+
+
+def test_the_stock_planner_works_with_our_sharder() -> None:
+    assert run_ranks(2, _stock_planner) == [True, True]
+
+
+def _all_ranks_get_the_plan(rank: int) -> tuple[str, bool]:
+    case = random_case(8, 2)
+    model = PooledModel(case)
+    batches = [batch_of(case, 0, step) for step in range(3)]
+    profile = AccessProfile.from_batches(batches, model.ebc) if rank == 0 else None
+    planner = OperPlanner(profile, Cluster.uniform(2, memory_bytes=AMPLE))
+    plan = planner.collective_plan(model, [OperSharder()])
+    parallel = sharded(model, plan.oper)
+    return plan.oper.content_hash, bool(parallel(batch_of(case, rank, 0)).isfinite().all())
+
+
+def test_every_rank_gets_the_plan_of_rank_0() -> None:
+    first, second = run_ranks(2, _all_ranks_get_the_plan)
+    assert first == second
+    assert first[1]

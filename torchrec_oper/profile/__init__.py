@@ -1,0 +1,5 @@
+"""What the input does to the tables: readers of logs and the access profile they give."""
+
+from torchrec_oper.profile.access import AccessProfile, TableAccess
+
+__all__ = ["AccessProfile", "TableAccess"]
