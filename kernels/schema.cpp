@@ -5,5 +5,6 @@
 STABLE_TORCH_LIBRARY(oper, library) {
   library.def(
       "map_ids(Tensor ids, Tensor offsets, Tensor tables, Tensor listed_ids, "
-      "Tensor listed_rows, Tensor range_starts, Tensor range_rows) -> Tensor");
+      "Tensor listed_rows, Tensor buckets, Tensor range_starts, "
+      "Tensor range_rows) -> Tensor");
 }

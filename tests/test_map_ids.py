@@ -22,17 +22,30 @@ from torchrec_oper.planner import RowMap
 ID_TYPES = (torch.int32, torch.int64)
 
 
-def packed(maps: list[RowMap], segments: list[int]) -> RowMapTensors:
-    """The maps as the op takes them: physical rows without gaps."""
+def packed(maps: list[RowMap], segments: list[int], shift: int = 2) -> RowMapTensors:
+    """The maps as the op takes them, with physical rows without gaps."""
     listed = np.cumsum([0, *(len(m.listed_ids) for m in maps)])
     ranges = np.cumsum([0, *(m.world_size for m in maps)])
-    spans = [[maps[s].rows, listed[s], listed[s + 1], ranges[s], ranges[s + 1]] for s in segments]
+    buckets = []
+    for m, begin in zip(maps, listed, strict=False):
+        edges = range(0, ((m.rows - 1) >> shift) + 2)
+        buckets.append([begin + int((m.listed_ids < e << shift).sum()) for e in edges])
+    first = np.cumsum([0, *(len(b) for b in buckets)])
+    spans = [
+        [maps[s].rows, listed[s], listed[s + 1], first[s], shift, ranges[s], ranges[s + 1]]
+        for s in segments
+    ]
+    listed_ids, listed_rows, range_starts, range_rows = (
+        torch.from_numpy(np.concatenate([getattr(m, name) for m in maps]))
+        for name in ("listed_ids", "listed_rows", "range_starts", "range_rows")
+    )
     return RowMapTensors(
-        torch.tensor(spans, dtype=torch.int64).reshape(-1, 5),
-        *(
-            torch.from_numpy(np.concatenate([getattr(m, name) for m in maps]))
-            for name in ("listed_ids", "listed_rows", "range_starts", "range_rows")
-        ),
+        torch.tensor(spans, dtype=torch.int64).reshape(-1, 7),
+        listed_ids,
+        listed_rows,
+        torch.tensor(sum(buckets, [])),
+        range_starts,
+        range_rows,
     )
 
 
@@ -45,10 +58,10 @@ def calls(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, list[RowMap], li
     return ids, torch.tensor([0, *np.cumsum([len(p) for p in parts])]), maps, segments
 
 
-@given(calls())
-def test_equals_the_reference_and_the_row_map(call: tuple) -> None:
+@given(calls(), st.integers(0, 7))
+def test_equals_the_reference_and_the_row_map(call: tuple, shift: int) -> None:
     ids, offsets, maps, segments = call
-    tensors = packed(maps, segments)
+    tensors = packed(maps, segments, shift)
     found = map_ids(ids, offsets, tensors)
     assert found.dtype == ids.dtype
     assert torch.equal(found, map_ids_reference(ids, offsets, tensors))
@@ -61,8 +74,8 @@ def test_equals_the_reference_and_the_row_map(call: tuple) -> None:
 def test_many_ids_on_any_number_of_threads(threads: int) -> None:
     generator = np.random.default_rng(0)
     maps = []
-    for rows, listed in ((1, 0), (7, 7), (100_003, 5_001), (3_000_000_000, 9_999)):
-        ids = generator.choice(min(rows, 10**6), listed, replace=False)
+    for rows, listed in ((1, 0), (7, 7), (100_003, 5_001), (3_000_000, 9_999)):
+        ids = generator.choice(rows, listed, replace=False)
         owners = generator.integers(0, 3, listed)
         cut = (rows - listed) // 3
         counts = np.array([cut, cut, rows - listed - 2 * cut])
@@ -75,7 +88,7 @@ def test_many_ids_on_any_number_of_threads(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = map_ids(ids, torch.arange(6) * 20_011, packed(maps, segments))
+        found = map_ids(ids, torch.arange(6) * 20_011, packed(maps, segments, 8))
     finally:
         torch.set_num_threads(before)
     wanted = [maps[s].physical_rows(part) for s, part in zip(segments, parts, strict=True)]
@@ -121,12 +134,16 @@ def arguments() -> dict[str, torch.Tensor]:
         ("offsets", torch.tensor([0, 1, 2]), "one entry more than tables, 2, found 3"),
         ("offsets", torch.tensor([1, 2]), r"offsets\[0\] must be 0, found 1"),
         ("offsets", torch.tensor([0, 3]), "the number of ids, 2, found 3"),
-        ("tables", torch.zeros(1, 4, dtype=torch.int64), r"tables must be contiguous int64 \[S, 5"),
-        ("tables", torch.tensor([[10, 0, 2, 0, 2]]), "lists rows 0 to 2 of 1"),
-        ("tables", torch.tensor([[10, 0, 1, 0, 3]]), "ranges 0 to 3 of 2"),
-        ("tables", torch.tensor([[10, 0, 1, 1, 1]]), "no range that starts at 0"),
-        ("tables", torch.tensor([[10, 0, 1, 1, 2]]), "no range that starts at 0"),
-        ("tables", torch.tensor([[-1, 0, 0, 0, 2]]), "has -1 rows"),
+        ("tables", torch.zeros(1, 4, dtype=torch.int64), r"tables must be contiguous int64 \[S, 7"),
+        ("tables", torch.tensor([[10, 0, 2, 0, 2, 0, 2]]), "lists rows 0 to 2 of 1"),
+        ("tables", torch.tensor([[10, 0, 1, 0, 2, 0, 3]]), "ranges 0 to 3 of 2"),
+        ("tables", torch.tensor([[10, 0, 1, 1, 2, 0, 2]]), r"buckets of 2\^2 ids from 1 of 4"),
+        ("tables", torch.tensor([[10, 0, 1, 0, 1, 0, 2]]), r"buckets of 2\^1 ids from 0 of 4"),
+        ("tables", torch.tensor([[10, 0, 1, 0, 64, 0, 2]]), r"buckets of 2\^64 ids"),
+        ("tables", torch.tensor([[10, 0, 1, -1, 2, 0, 2]]), "ids from -1 of 4"),
+        ("tables", torch.tensor([[10, 0, 1, 0, 2, 1, 1]]), "no range that starts at 0"),
+        ("tables", torch.tensor([[10, 0, 1, 0, 2, 1, 2]]), "no range that starts at 0"),
+        ("tables", torch.tensor([[-1, 0, 0, 0, 2, 0, 2]]), "has -1 rows"),
         (
             "listed_ids",
             torch.tensor([3, 4]),
@@ -139,6 +156,13 @@ def arguments() -> dict[str, torch.Tensor]:
 def test_refuses_by_name(name: str, value: torch.Tensor, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         torch.ops.oper.map_ids(*{**arguments(), name: value}.values())
+
+
+@pytest.mark.parametrize("wrong", [-(10**15), 10**15])
+def test_wrong_buckets_read_nothing_outside(wrong: int) -> None:
+    call = arguments()
+    call["buckets"] = call["buckets"] * 0 + wrong
+    assert torch.ops.oper.map_ids(*call.values()).shape == (2,)
 
 
 def test_refuses_falling_offsets() -> None:

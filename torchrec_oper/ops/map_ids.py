@@ -24,10 +24,14 @@ class RowMapTensors(NamedTuple):
     """The row maps of S segments of ids, on one device; segments may share a map.
 
     Args:
-        tables: [S, 5] int64, for each segment: rows of its table, then the half-open
-            span of its map in ``listed_*`` and the half-open span in ``range_*``.
+        tables: [S, 7] int64, for each segment: rows of its table; the half-open span of
+            its map in ``listed_*``; where its map begins in ``buckets`` and the binary
+            logarithm of a bucket's ids; the half-open span in ``range_*``.
         listed_ids: [L] int64, ascending within a map.
         listed_rows: [L] int64, the physical row of each listed id.
+        buckets: [K] int64, for each bucket of ids of a map, how far into ``listed_ids``
+            they begin, and then where the last one's end. A map that lists every id
+            needs none.
         range_starts: [R] int64, ascending from 0 within a map: how many unlisted ids
             come before the range.
         range_rows: [R] int64, the physical row of a range's first id.
@@ -36,6 +40,7 @@ class RowMapTensors(NamedTuple):
     tables: Tensor
     listed_ids: Tensor
     listed_rows: Tensor
+    buckets: Tensor
     range_starts: Tensor
     range_rows: Tensor
 
@@ -76,7 +81,7 @@ def map_ids_reference(ids: Tensor, offsets: Tensor, maps: RowMapTensors) -> Tens
     """The definition of ``map_ids``, an id at a time."""
     out = torch.empty_like(ids)
     for segment, span in enumerate(maps.tables.tolist()):
-        rows, listed_begin, listed_end, range_begin, range_end = span
+        rows, listed_begin, listed_end, _, _, range_begin, range_end = span
         listed = dict(
             zip(
                 maps.listed_ids[listed_begin:listed_end].tolist(),
@@ -103,6 +108,7 @@ def _map_ids_fake(
     tables: Tensor,
     listed_ids: Tensor,
     listed_rows: Tensor,
+    buckets: Tensor,
     range_starts: Tensor,
     range_rows: Tensor,
 ) -> Tensor:
