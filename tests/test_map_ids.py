@@ -43,7 +43,7 @@ def packed(maps: list[RowMap], segments: list[int], shift: int = 2) -> RowMapTen
         torch.tensor(spans, dtype=torch.int64).reshape(-1, 7),
         listed_ids,
         listed_rows,
-        torch.tensor(sum(buckets, [])),
+        torch.tensor([place for bucket in buckets for place in bucket]),
         range_starts,
         range_rows,
     )

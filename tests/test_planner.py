@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from sharded_cases import PooledModel, batch_of, random_case, sharded
 from torch import nn
 from torchrec import (
@@ -23,6 +22,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 
+from ranks import run_ranks
 from torchrec_oper import AccessProfile, Cluster, OperPlanner, OperSharder, Plan
 from torchrec_oper.errors import PlanError, ProfileError
 from torchrec_oper.planner import sharding_plan
@@ -94,8 +94,8 @@ def test_a_huge_table_is_planned_on_the_meta_device() -> None:
                     ]
                 )
             ),
-            "module 0 is of type EmbeddingCollection, which OperPlanner can't plan with these sharders; "
-            "it plans EmbeddingBagCollection",
+            "module 0 is of type EmbeddingCollection, which OperPlanner can't plan with these"
+            " sharders; it plans EmbeddingBagCollection",
         ),
         (
             nn.Sequential(*bags(config()), *bags(config())),
@@ -195,24 +195,26 @@ def _failures(rank: int) -> list[str]:
         try:
             planner.collective_plan(bags(config()), [OperSharder()], dist.group.WORLD)
         except Exception as error:
-            found.append(f"{type(error).__name__}: {error}"[:95])
+            found.append(f"{type(error).__name__}: {error}")
     return found
 
 
 def test_a_failure_on_rank_0_reaches_every_rank() -> None:
     first, second = run_ranks(2, _failures)
+    memory = (
+        "the tables need 144 bytes with optimizer state, but the 2 ranks' caps add up to 20 bytes;"
+        " the largest, table t, needs 144 bytes; give the ranks more memory, use more ranks, or"
+        " shrink the table"
+    )
+    ranks = "the cluster has 3 ranks, the process group 2"
     assert first == [
-        "PlanError: the tables need 144 bytes with optimizer state, but the 2 ranks' caps add up to 20 b"[
-            :95
-        ],
-        "PlanError: the cluster has 3 ranks, the process group 2",
+        f"PlanError: {memory}",
+        f"PlanError: {ranks}",
         "RuntimeError: out of luck",
     ]
     assert second == [
-        "PlanError: planning failed on rank 0: the tables need 144 bytes with optimizer state, but the 2"[
-            :95
-        ],
-        "PlanError: planning failed on rank 0: the cluster has 3 ranks, the process group 2",
+        f"PlanError: planning failed on rank 0: {memory}",
+        f"PlanError: planning failed on rank 0: {ranks}",
         "PlanError: planning failed on rank 0: RuntimeError: out of luck",
     ]
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, run_ranks
 from sharded_cases import (
     PooledModel,
     batch_of,
@@ -23,6 +22,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 
+from ranks import RankError, run_ranks
 from torchrec_oper import AccessProfile, Cluster, OperPlanner, OperSharder
 from torchrec_oper.errors import PlanError, ProfileError
 from torchrec_oper.planner import sharding_plan

@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_ranks
 from sharded_cases import (
     Case,
     PooledModel,
@@ -38,6 +37,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 
+from ranks import run_ranks
 from torchrec_oper.errors import PlanError
 from torchrec_oper.sharder.row_transfer import RowRange, even_ranges
 
