@@ -55,7 +55,8 @@ inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
 inline int64_t map_id(int64_t id, const RowMapSpan& span,
                       const RowMapArrays& arrays) {
   if (span.lists_all()) return arrays.listed_rows[span.listed_begin + id];
-  // Clamped, so that wrong buckets give a wrong row and not a wild read.
+  // Clamped here and below, so that wrong arrays give a wrong row, not a wild
+  // read.
   const int64_t* bucket =
       arrays.buckets + span.bucket_begin + (id >> span.bucket_shift);
   const int64_t begin = clamp(bucket[0], span.listed_begin, span.listed_end);
@@ -64,7 +65,8 @@ inline int64_t map_id(int64_t id, const RowMapSpan& span,
   if (listed < end && arrays.listed_ids[listed] == id) {
     return arrays.listed_rows[listed];
   }
-  const int64_t unlisted = id - (listed - span.listed_begin);
+  const int64_t before = listed - span.listed_begin;
+  const int64_t unlisted = id < before ? 0 : id - before;
   const int64_t range = lower_bound(arrays.range_starts, span.range_begin,
                                     span.range_end, unlisted + 1) -
                         1;

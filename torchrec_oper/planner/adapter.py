@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import get_module_to_default_sharders
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
@@ -24,6 +26,10 @@ from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
 )
+from torchrec.modules.itep_embedding_modules import (
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
 
 from torchrec_oper.errors import OperError, PlanError
 from torchrec_oper.planner.bound import busiest_rank_bound
@@ -37,19 +43,21 @@ from torchrec_oper.table import TableSpec, table_specs
 OPER = "oper"
 """The sharding type of our plan entries, which no stock sharder accepts."""
 
-# Bytes of optimizer state by FBGEMM's EmbOptimType: for an element of a row, for a row.
+# The modules of TorchRec's that hold tables, or hold what does and change how it is used.
+EMBEDDING_MODULES = (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+    *get_module_to_default_sharders(),
+)
+
+# Bytes of optimizer state for an element of a row, and for a row, by EmbOptimType: those
+# that FBGEMM has for the CPU.
 OPTIMIZER_STATE_BYTES = {
-    "sgd": (0, 0),
     "exact_sgd": (0, 0),
     "exact_adagrad": (4, 0),
-    "row_wise_adagrad": (0, 4),
     "exact_row_wise_adagrad": (0, 4),
-    "adam": (8, 0),
-    "lamb": (8, 0),
-    "lars_sgd": (4, 0),
-    "partial_row_wise_adam": (4, 4),
-    "partial_row_wise_lamb": (4, 4),
-    "none": (0, 0),
 }
 
 
@@ -120,21 +128,24 @@ class OperPlanner(ShardingPlanner):
             return self.plan(module, sharders)
         group = pg if pg is not None else dist.group.WORLD
         assert group is not None
-        outcome: list[Any] = [None]
+        plan: OperShardingPlan | None = None
         failure: BaseException | None = None
+        sent: list[bytes] = [b""]
         if dist.get_rank(group) == 0:
             try:
-                outcome = [self._plan_for_ranks(module, sharders, dist.get_world_size(group))]
+                plan = self._plan_for_ranks(module, sharders, dist.get_world_size(group))
+                sent = [pickle.dumps(plan)]
             except BaseException as error:  # every failure has to reach the waiting ranks
                 failure = error
-                outcome = [_describe(error)]
-        dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0), group=group)
+                sent = [pickle.dumps(_describe(error))]
+        dist.broadcast_object_list(sent, src=dist.get_global_rank(group, 0), group=group)
         if failure is not None:
             raise failure
-        if not isinstance(outcome[0], OperShardingPlan):
-            kind, text = outcome[0]
+        received = plan or pickle.loads(sent[0])
+        if not isinstance(received, OperShardingPlan):
+            kind, text = received
             raise kind(f"planning failed on rank 0: {text}")
-        return outcome[0]
+        return received
 
     def _plan_for_ranks(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int
@@ -202,9 +213,9 @@ def model_tables(
     ours = {sharder.module_type: sharder for sharder in sharders if takes_row_maps(sharder)}
     found: list[tuple[str, TableSpec]] = []
     for path, child in module.named_modules():
-        if not isinstance(child, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
+        if not isinstance(child, EMBEDDING_MODULES):
             continue
-        if type(child) not in ours:
+        if type(child) not in ours:  # a wrapper comes before the collection inside it
             raise PlanError(
                 f"module {path or 'the model itself'} is of type {type(child).__name__}, which"
                 " OperPlanner can't plan with these sharders; it plans"

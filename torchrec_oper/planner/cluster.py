@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torchrec_oper.archive import content_hash
@@ -13,6 +14,8 @@ from torchrec_oper.errors import PlanError
 
 # Left for activations, buffers and the rest of the model where memory is detected.
 EMBEDDING_SHARE = 0.8
+# Where Linux says what the control group may use, "max" for no limit.
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Cluster:
     def detect(cls, world_size: int | None = None) -> Cluster:
         """The ranks of this job, all on hosts like this one.
 
-        A rank gets an equal part of 80 % of the host's memory.
+        A rank gets an equal part of 80 % of the host's memory, or of what the container
+        may use of it.
 
         Args:
             world_size: number of ranks; by default ``WORLD_SIZE`` as torchrun sets it,
@@ -60,8 +64,7 @@ class Cluster:
         """
         ranks = world_size if world_size is not None else _positive("WORLD_SIZE", 1)
         local = min(_positive("LOCAL_WORLD_SIZE", ranks), ranks)
-        host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return cls.uniform(ranks, memory_bytes=int(host_bytes * EMBEDDING_SHARE) // local)
+        return cls.uniform(ranks, memory_bytes=int(_host_bytes() * EMBEDDING_SHARE) // local)
 
     @property
     def world_size(self) -> int:
@@ -81,6 +84,16 @@ class Cluster:
     def from_json(cls, fields: Mapping[str, Any]) -> Cluster:
         """The cluster that ``to_json`` wrote."""
         return cls(tuple(RankSpec(int(size)) for size in fields["memory_bytes"]))
+
+
+def _host_bytes(limit: Path = CONTAINER_LIMIT) -> int:
+    """The memory of this host, or of the container where that has less."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        text = limit.read_text(encoding="ascii").strip()
+    except OSError:
+        return host
+    return min(host, int(text)) if text.isdecimal() else host
 
 
 def _positive(variable: str, default: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +61,11 @@ class TablePlacement:
             raise PlanError(
                 f"table {self.table.name}: exchange must be 'partial', found {self.exchange!r}"
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through __init__, which checks and freezes the arrays again.
+        values = (self.module, self.table, self.row_map, self.planned_lookups, self.exchange)
+        return TablePlacement, values
 
     @property
     def key(self) -> str:
@@ -279,10 +285,13 @@ class Plan:
 
     @classmethod
     def _from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Plan:
+        by_table: dict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
+        for name, array in arrays.items():
+            index, _, part = name.partition(".")
+            by_table[index][part] = array
         placements = []
-        for index, fields in enumerate(header["placements"]):
-            prefix = f"{index}."
-            parts = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+        for number, fields in enumerate(header["placements"]):
+            parts = by_table[str(number)]
             placements.append(
                 TablePlacement(
                     module=fields["module"],

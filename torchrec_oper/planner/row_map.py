@@ -78,6 +78,10 @@ class RowMap:
         if not np.array_equal(np.sort(physical), first_slots):
             raise PlanError("a row map's listed ids must fill the first slots of their owners")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through __init__, which checks and freezes the arrays again.
+        return RowMap, (self.bounds, self.listed_ids, self.listed_rows)
+
     @classmethod
     def from_owners(cls, *, listed_ids: Ints, listed_owners: Ints, unlisted_counts: Ints) -> RowMap:
         """The map that gives listed ids to owners, and each owner a number of other rows.

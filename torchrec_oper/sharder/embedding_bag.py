@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +22,7 @@ from torchrec.distributed.types import (
     ShardedTensor,
     ShardingEnv,
     ShardingEnv2D,
+    ShardingType,
 )
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -32,9 +32,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.adapter import OPER, OperParameterSharding
 from torchrec_oper.planner.row_map import RowMap
-from torchrec_oper.sharder.local_rows import WithLocalRows, local_rows, with_local_rows
+from torchrec_oper.sharder.local_rows import WithLocalRows, with_local_rows
 from torchrec_oper.sharder.logical_state import LogicalState
-from torchrec_oper.sharder.mean_pooling import OperContext, mean_scale, scaled
+from torchrec_oper.sharder.mean_pooling import OperContext, mean_scale, with_means
 from torchrec_oper.sharder.row_sharding import OperPooledSharding, row_map_of
 
 
@@ -44,7 +44,11 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     Tables of other types in the same plan are sharded by TorchRec's own code.
     ``state_dict``, ``load_state_dict`` and the state of ``fused_optimizer`` have
     TorchRec's names and logical row order. For tables of type ``oper`` they move rows
-    between ranks, so every rank has to call them, and ``state_dict`` holds copies.
+    between ranks, so every rank has to call them with the same keys, and ``state_dict``
+    holds copies: what is written into them counts only once ``load_state_dict`` is called.
+
+    An error about a batch is raised on the rank that has the batch, while the others wait
+    for its part of the exchange: let it end the job, as torchrun does.
     """
 
     def __init__(
@@ -60,11 +64,14 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             sharding = shardings[config.name]
             if isinstance(sharding, OperParameterSharding):
                 row_map = row_maps[config.name] = row_map_of(sharding)
-                shardings[config.name] = with_local_rows(sharding, row_map, config.embedding_dim)
+                shardings[config.name] = with_local_rows(
+                    sharding, row_map, config.embedding_dim, env.process_group
+                )
         super().__init__(
             cast(EmbeddingBagCollection, WithLocalRows(module, row_maps)), shardings, env, **kwargs
         )
         self._embedding_bag_configs = module.embedding_bag_configs()
+        self._oper_tables = tuple(row_maps)
         self._served_lookups = 0
         self._batch_keys: list[str] = []
         self._mean_features = self._find_mean_features()
@@ -107,21 +114,20 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """Send the ids of a batch to the owners of their rows.
 
         Raises:
-            PlanError: the batch lacks a feature, or its features differ in batch size.
+            PlanError: the batch isn't one that this module takes.
             ProfileError: an id is outside its table.
         """
-        keys = features.keys()
-        if self._has_uninitialized_input_dist:
-            self._check_features(features)
-            self._batch_keys = list(keys)
-        elif keys != self._batch_keys:
-            raise PlanError(
-                f"the batch has features {', '.join(keys)}; the first one had"
-                f" {', '.join(self._batch_keys)}: keep one order"
-            )
-        if isinstance(ctx, OperContext) and any(self._mean_features):
+        self._check_batch(features)
+        if any(self._mean_features):
+            assert isinstance(ctx, OperContext), "a context comes from create_context()"
             ctx.scale = mean_scale(features, self._mean_features, self._embedding_dims)
         return super().input_dist(ctx, features)
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """Send the sums back."""
+        return with_means(super().output_dist(ctx, output), ctx)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
@@ -130,10 +136,7 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         for sharding, features in zip(self._embedding_shardings, input, strict=True):
             if isinstance(sharding, OperPooledSharding):
                 self._served_lookups += features.values().numel()
-        pooled = super().compute_and_output_dist(ctx, input)
-        if isinstance(ctx, OperContext) and ctx.scale is not None:
-            pooled.callbacks.append(partial(scaled, scale=ctx.scale))
-        return pooled
+        return with_means(super().compute_and_output_dist(ctx, input), ctx)
 
     def create_context(self) -> OperContext:
         """An empty context for a batch."""
@@ -162,14 +165,6 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             )
         super().update_shards(changed_sharding_params, env, device)
 
-    @property
-    def _oper_tables(self) -> list[str]:
-        return [
-            name
-            for name, sharding in self.module_sharding_plan.items()
-            if sharding.sharding_type == OPER
-        ]
-
     def _find_mean_features(self) -> list[str | None]:
         """For each block of columns of the result, the feature that it is a mean of."""
         means = {}
@@ -181,18 +176,35 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 means.update({f: f for f in config.feature_names})
         return [means.get(name) for name in self._embedding_names]
 
-    def _check_features(self, features: KeyedJaggedTensor) -> None:
+    def _check_batch(self, features: KeyedJaggedTensor) -> None:
+        if not isinstance(features, KeyedJaggedTensor):
+            raise PlanError(
+                f"a batch has to be a KeyedJaggedTensor, found {type(features).__name__}"
+            )
         if self._oper_tables and features.variable_stride_per_key():
             raise PlanError(
                 "features of different batch sizes (variable batch per feature) aren't"
                 " supported for tables of type oper"
             )
+        if self._is_weighted and features.weights_or_none() is None:
+            raise PlanError("the collection is weighted, but the batch has no weights")
+        keys = features.keys()
+        if self._has_uninitialized_input_dist:
+            self._check_features(keys)
+            self._batch_keys = list(keys)
+        elif keys != self._batch_keys:
+            raise PlanError(
+                f"the batch has features {', '.join(keys)}; the first one had"
+                f" {', '.join(self._batch_keys)}: keep one order"
+            )
+
+    def _check_features(self, keys: list[str]) -> None:
         for config in self._embedding_bag_configs:
             for name in config.feature_names:
-                if name not in features.keys():  # noqa: SIM118 (not a dict)
+                if name not in keys:
                     raise PlanError(
                         f"table {config.name} looks up feature {name}, which the batch lacks;"
-                        f" it has {', '.join(features.keys())}"
+                        f" it has {', '.join(keys)}"
                     )
 
     def _row_map(self, table: str) -> RowMap:
@@ -255,15 +267,8 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         for state in optimizer.state.values():
             for name, value in state.items():
                 table = name.rsplit(".", 1)[0]
-                if table in self._oper_tables and self._has_rows(table, value):
+                if table in self._oper_tables and isinstance(value, ShardedTensor):
                     state[name] = self._state(table, name, value.local_shards()[0].tensor)
-
-    def _has_rows(self, table: str, value: Any) -> bool:
-        """Whether a state holds a value for each row, and not one for the whole table."""
-        if not isinstance(value, ShardedTensor):
-            return False
-        rows = [shard.shard_sizes[0] for shard in value.metadata().shards_metadata]
-        return bool(rows == local_rows(self._row_map(table)).tolist())
 
 
 class OperSharder(EmbeddingBagCollectionSharder):
@@ -296,9 +301,11 @@ class OperSharder(EmbeddingBagCollectionSharder):
                 f"the plan leaves out {', '.join(missing)} of module {module_fqn};"
                 " make a plan for this model"
             )
-        for name in names:
-            if params[name].sharding_type == OPER:
-                _check_supported(name, params[name], env, device)
+        ours = [name for name in names if params[name].sharding_type == OPER]
+        for name in ours:
+            _check_supported(name, params[name], env, device)
+        if ours:
+            _check_neighbours(module, params)
         return ShardedOperEmbeddingBagCollection(
             module=module,
             table_name_to_parameter_sharding=params,
@@ -329,6 +336,11 @@ def _check_supported(
             f"table {table}: the plan was made for {sharding.row_map.world_size} ranks, the"
             f" process group has {env.world_size}; make a plan for {env.world_size} ranks"
         )
+    if env.process_group is None:
+        raise PlanError(
+            f"table {table}: type oper needs a process group; initialise torch.distributed, and"
+            " leave the sharding environment to DistributedModelParallel"
+        )
     if isinstance(env, ShardingEnv2D):
         raise PlanError(f"table {table}: 2-D parallelism isn't supported for type oper")
     if env.output_dtensor:
@@ -337,3 +349,19 @@ def _check_supported(
         raise PlanError(
             f"table {table}: type oper runs on the CPU so far, found device {device.type}"
         )
+
+
+def _check_neighbours(module: EmbeddingBagCollection, params: dict[str, ParameterSharding]) -> None:
+    """Raise for tables of stock types that TorchRec would get wrong beside ours.
+
+    TorchRec divides the sums of row-wise means by feature, over all columns of the
+    collection, those of other tables too.
+    """
+    by_rows = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
+    for config in module.embedding_bag_configs():
+        kind = params[config.name].sharding_type
+        if kind in by_rows and config.pooling == PoolingType.MEAN:
+            raise PlanError(
+                f"table {config.name}: a mean table of type {kind} isn't supported beside tables"
+                " of type oper; give it type oper, or another of TorchRec's types"
+            )

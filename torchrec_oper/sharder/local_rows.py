@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -33,7 +34,7 @@ def local_bounds(row_map: RowMap) -> Ints:
 
 
 def with_local_rows(
-    sharding: OperParameterSharding, row_map: RowMap, dim: int
+    sharding: OperParameterSharding, row_map: RowMap, dim: int, group: dist.ProcessGroup
 ) -> OperParameterSharding:
     """The plan entry, with shards of as many rows as each rank holds."""
     bounds = local_bounds(row_map)
@@ -41,7 +42,7 @@ def with_local_rows(
         ShardMetadata(
             shard_offsets=[int(bounds[rank]), 0],
             shard_sizes=[int(rows), dim],
-            placement=f"rank:{rank}/cpu",
+            placement=f"rank:{dist.get_global_rank(group, rank)}/cpu",
         )
         for rank, rows in enumerate(local_rows(row_map))
     ]

@@ -14,6 +14,7 @@ from torch.distributed._shard.sharded_tensor import (
     TensorProperties,
 )
 from torch.distributed._shard.sharding_spec import ShardMetadata
+from torch.distributed.tensor import DTensor
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.row_map import RowMap
@@ -68,7 +69,7 @@ class LogicalState:
             PlanError: ``value`` has another shape, or is cut in a way that isn't
                 supported.
         """
-        if not isinstance(value, Tensor | ShardedTensor):
+        if isinstance(value, DTensor) or not isinstance(value, Tensor | ShardedTensor):
             raise PlanError(
                 f"{self._name}: can load a tensor or a ShardedTensor, found {type(value).__name__}"
             )

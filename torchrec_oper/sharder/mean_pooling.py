@@ -2,17 +2,19 @@
 
 TorchRec's row-wise sharding does this by feature, so a feature that a mean table and
 a sum table share goes wrong, and it adds 1e-6 to every divisor. Here it goes by the
-column of the result, and exactly.
+column of the result, and nothing is added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
+from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
@@ -54,8 +56,16 @@ def mean_scale(
     return scale.repeat_interleave(torch.tensor(dims, device=scale.device), dim=1)
 
 
-def scaled(pooled: KeyedTensor, scale: Tensor) -> KeyedTensor:
-    """The pooled vectors, each column multiplied by its scale."""
+def with_means(
+    pooled: LazyAwaitable[KeyedTensor], ctx: EmbeddingBagCollectionContext
+) -> LazyAwaitable[KeyedTensor]:
+    """Have the sums become means, where there are any, when they arrive."""
+    if isinstance(ctx, OperContext) and ctx.scale is not None:
+        pooled.callbacks.append(partial(_scaled, scale=ctx.scale))
+    return pooled
+
+
+def _scaled(pooled: KeyedTensor, scale: Tensor) -> KeyedTensor:
     return KeyedTensor(
         keys=pooled.keys(),
         length_per_key=pooled.length_per_key(),

@@ -18,7 +18,7 @@ from torchrec_oper.sharder.local_rows import local_bounds
 # A map that lists all ids takes one read for an id; one that doesn't takes a bucket and
 # a search. The first is used for tables of at most this many rows, and where it takes at
 # most this many times the memory.
-SMALL_TABLE_ROWS = 1 << 16
+SMALL_TABLE_ROWS = 1 << 12
 LISTED_SHARE = 4
 
 

@@ -47,26 +47,26 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
 
     Args:
         pg: the process group.
-        tables: [F] the table of each feature, for messages.
+        names: [F] a name of each feature, for messages.
         row_maps: [F] the row map of each feature's table.
-        need_pos: as TorchRec's.
+        weighted: whether ids have weights; weights of a batch are dropped otherwise.
     """
 
     def __init__(
         self,
         pg: dist.ProcessGroup,
-        tables: Sequence[str],
+        names: Sequence[str],
         row_maps: Sequence[RowMap],
         *,
-        need_pos: bool,
+        weighted: bool,
     ) -> None:
         super().__init__(
             pg=pg,
             num_features=len(row_maps),
             feature_hash_sizes=[int(local_bounds(row_map)[-1]) for row_map in row_maps],
-            need_pos=need_pos,
         )
-        self._tables = list(tables)
+        self._names = list(names)
+        self._weighted = weighted
         distinct = {id(row_map): row_map for row_map in row_maps}
         numbers = {key: number for number, key in enumerate(distinct)}
         self._maps = row_map_tensors(
@@ -82,20 +82,16 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         Raises:
             ProfileError: an id is outside its table.
         """
-        keys = sparse_features.keys()
         physical = map_ids(
             sparse_features.values().contiguous(),
             torch.tensor(sparse_features.offset_per_key()),
             self._maps,
-            names=[
-                f"feature {key} of table {table}"
-                for key, table in zip(keys, self._tables, strict=True)
-            ],
+            names=self._names,
         )
         mapped = KeyedJaggedTensor(
-            keys=keys,
+            keys=sparse_features.keys(),
             values=physical,
-            weights=sparse_features.weights_or_none(),
+            weights=sparse_features.weights_or_none() if self._weighted else None,
             lengths=sparse_features.lengths(),
             stride=sparse_features.stride(),
         )
@@ -103,7 +99,6 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
             mapped,
             num_buckets=self._world_size,
             block_sizes=cast(torch.Tensor, self._feature_block_sizes_tensor),
-            bucketize_pos=self._need_pos and mapped.weights_or_none() is not None,
             block_bucketize_row_pos=self._bounds,
         )
         return cast("Awaitable[Awaitable[KeyedJaggedTensor]]", self._dist(bucketized))
@@ -122,7 +117,7 @@ class OperPooledEmbeddingDist(RwPooledEmbeddingDist):
                 TorchRec's backward can't carry.
         """
         sizes = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
-        if len(set(sizes)) > 1:
+        if len(set(sizes)) > 1 and local_embs.requires_grad:
             raise PlanError(
                 f"the ranks' batches have {', '.join(map(str, sizes))} samples; tables of type"
                 " oper need batches of one size on all ranks: drop or pad the last one"
@@ -149,17 +144,17 @@ class OperPooledSharding(RwPooledEmbeddingSharding):
         self, device: torch.device | None = None
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         """The step that sends ids to the owners of their rows."""
-        tables = [
-            table.name
+        features = [
+            (feature, table.name)
             for group in self._grouped_embedding_configs
             for table in group.embedding_tables
-            for _ in range(table.num_features())
+            for feature in table.feature_names
         ]
         return OperSparseFeaturesDist(
             self._pg,
-            tables,
-            [self._row_maps[table] for table in tables],
-            need_pos=self._need_pos,
+            [f"feature {feature} of table {table}" for feature, table in features],
+            [self._row_maps[table] for _, table in features],
+            weighted=any(table.is_weighted for table in self.embedding_tables()),
         )
 
     def create_output_dist(
