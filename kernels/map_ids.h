@@ -67,10 +67,13 @@ inline int64_t map_id(int64_t id, const RowMapSpan& span,
   }
   const int64_t before = listed - span.listed_begin;
   const int64_t unlisted = id < before ? 0 : id - before;
-  const int64_t range = lower_bound(arrays.range_starts, span.range_begin,
-                                    span.range_end, unlisted + 1) -
-                        1;
-  return arrays.range_rows[range] + unlisted - arrays.range_starts[range];
+  const int64_t above = lower_bound(arrays.range_starts, span.range_begin,
+                                    span.range_end, unlisted + 1);
+  const int64_t range = above > span.range_begin ? above - 1 : above;
+  // Unsigned, because wrong arrays may overflow.
+  const auto row = static_cast<uint64_t>(arrays.range_rows[range]);
+  const auto start = static_cast<uint64_t>(arrays.range_starts[range]);
+  return static_cast<int64_t>(row + static_cast<uint64_t>(unlisted) - start);
 }
 
 }  // namespace oper

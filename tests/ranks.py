@@ -91,6 +91,9 @@ def _rank_main(
     )
     faulthandler.enable()
     torch.set_num_threads(1)
+    # As in conftest.py, which this process doesn't run.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         dist.init_process_group(
             "gloo",

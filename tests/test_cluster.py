@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner import Cluster, RankSpec
+from torchrec_oper.planner.cluster import _host_bytes
 
 
 def test_detects_the_ranks_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +40,33 @@ def test_refuses_no_ranks_and_no_memory() -> None:
         Cluster(())
     with pytest.raises(PlanError, match="memory_bytes must be 1 or more, found 0"):
         RankSpec(0)
+
+
+@pytest.mark.parametrize("size", [1.5, 2.0**30, "1", None, float("inf")])
+def test_memory_is_a_whole_number(size: object) -> None:
+    with pytest.raises(PlanError, match="memory_bytes must be a whole number, found"):
+        RankSpec(size)
+
+
+def test_numpy_numbers_become_plain_ones() -> None:
+    assert Cluster.uniform(np.int64(2), memory_bytes=np.int32(7)).to_json() == {
+        "memory_bytes": [7, 7]
+    }
+
+
+@pytest.mark.parametrize("ranks", [0, -2])
+def test_detect_refuses_no_ranks(ranks: int) -> None:
+    with pytest.raises(PlanError, match=f"world_size must be 1 or more, found {ranks}"):
+        Cluster.detect(ranks)
+
+
+def test_a_container_limit_counts(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert _host_bytes(limit) == host
+    for text, wanted in (("4096\n", 4096), ("max\n", host), (f"{2 * host}\n", host)):
+        limit.write_text(text)
+        assert _host_bytes(limit) == wanted
 
 
 def test_json_round_trip_and_hash() -> None:

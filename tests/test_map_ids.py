@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import row_maps
 
-from torchrec_oper.errors import KernelLoadError, ProfileError
+from torchrec_oper.errors import BatchError, KernelLoadError
 from torchrec_oper.ops import RowMapTensors, map_ids, map_ids_reference
 from torchrec_oper.ops.library import load_kernels
 from torchrec_oper.planner import RowMap
@@ -113,7 +113,7 @@ def test_names_the_first_id_outside_its_table(
         torch.ops.oper.map_ids(ids, offsets, *tensors)
     name = ("feature x of table t", "feature y of table t")[segment]
     with pytest.raises(
-        ProfileError, match=f"{name}: id {bad} is outside the table, whose ids run from 0 to 9"
+        BatchError, match=f"{name}: id {bad} is outside the table, whose ids run from 0 to 9"
     ):
         map_ids(ids, offsets, tensors, names=["feature x of table t", "feature y of table t"])
 

@@ -137,6 +137,17 @@ def test_over_memory_names_rank_table_need_and_cap() -> None:
         replace(made, cluster=Cluster.uniform(2, memory_bytes=need - 1))
 
 
+def test_sums_do_not_overflow() -> None:
+    rows = 2**55
+    row_map = RowMap(np.array([0, rows]), [], [])
+    table = TableSpec(name="t", rows=rows, dim=16, features=("f",))
+    placement = TablePlacement("", table, row_map, np.array([2**62]))
+    with pytest.raises(PlanError, match=f"rank 0 needs {rows * 64} bytes .* cap is 1000 bytes"):
+        Plan((placement,), Cluster.uniform(1, memory_bytes=1000), None, 0.0)
+    plan = Plan((placement,), Cluster.uniform(1, memory_bytes=2**63), None, 0.0)
+    assert plan.read_bytes == (2**62 * 64,)
+
+
 def test_refuses_what_does_not_belong_together() -> None:
     made = plan()
     first, second = made.placements

@@ -103,6 +103,25 @@ def test_from_arrays_names_a_missing_array() -> None:
         RowMap.from_arrays({"bounds": np.array([0, 1]), "listed_ids": np.array([])})
 
 
+def test_refuses_numbers_that_are_not_whole() -> None:
+    with pytest.raises(PlanError, match="a row map's bounds must be integers, found float64"):
+        RowMap(np.array([0, 5.9]), [], [])
+    with pytest.raises(PlanError, match="ids must be integers, found float64"):
+        RowMap([0, 5], [], []).place([1.7])
+
+
+def test_refuses_ranks_that_it_does_not_have() -> None:
+    with pytest.raises(PlanError, match="for 1 ranks, found rank -1"):
+        RowMap([0, 5], [], []).logical_ids(-1)
+    for owner in (-1, 2):
+        with pytest.raises(PlanError, match=f"ranks from 0 to 1, found {owner} to {owner}"):
+            RowMap.from_owners(
+                listed_ids=np.array([0]),
+                listed_owners=np.array([owner]),
+                unlisted_counts=np.array([1, 1]),
+            )
+
+
 def test_is_read_only() -> None:
     row_map = RowMap(np.array([0, 6]), np.array([], dtype=np.int64), np.array([], dtype=np.int64))
     with pytest.raises(ValueError, match="read-only"):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from sharded_cases import (
     PooledModel,
     batch_of,
+    difference,
     random_case,
     random_plan,
     sharded,
@@ -20,12 +21,16 @@ from sharded_cases import (
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.types import ShardingEnv
 
 from ranks import RankError, run_ranks
 from torchrec_oper import AccessProfile, Cluster, OperPlanner, OperSharder
-from torchrec_oper.errors import PlanError, ProfileError
-from torchrec_oper.planner import sharding_plan
+from torchrec_oper.errors import BatchError, PlanError
+from torchrec_oper.planner import OperShardingPlan, RowMap, sharding_plan
+from torchrec_oper.planner.judge import served_lookups
+from torchrec_oper.sharder.local_rows import local_bounds, local_rows
+from torchrec_oper.sharder.row_sharding import OperSparseFeaturesDist
 
 TOLERANCE = 1e-6
 
@@ -48,28 +53,28 @@ def test_outputs_weights_and_optimizer_state_equal_the_unsharded(world_size: int
         assert [one for one in found if not one[1] < TOLERANCE] == []
 
 
-def _batch_sizes(rank: int) -> str:
+def _batch_sizes(rank: int) -> tuple[str, float]:
     case = random_case(0, 2, batch_sizes=(3, 5))
-    model = PooledModel(case)
+    model, whole = PooledModel(case), PooledModel(case)
     parallel = sharded(model, random_plan(model, 2, 0))
-    with pytest.raises(PlanError) as caught:
-        parallel(batch_of(case, rank, 0))
-    return str(caught.value)
+    batch = batch_of(case, rank, 0)
+    with pytest.raises(BatchError) as caught:
+        parallel(batch)
+    with torch.no_grad():
+        return str(caught.value), difference(parallel(batch), whole(batch))
 
 
-def test_batches_of_different_sizes_are_refused_on_every_rank() -> None:
-    assert (
-        run_ranks(2, _batch_sizes)
-        == [
-            "the ranks' batches have 3, 5 samples; tables of type oper need batches of one size on"
-            " all ranks: drop or pad the last one"
-        ]
-        * 2
-    )
+def test_batches_of_different_sizes_are_refused_in_training_on_every_rank() -> None:
+    for message, worst in run_ranks(2, _batch_sizes):
+        assert message == (
+            "the ranks' batches have 3, 5 samples; tables of type oper need batches of one size"
+            " on all ranks: drop or pad the last one"
+        )
+        assert worst < TOLERANCE
 
 
-def _means(rank: int) -> float:
-    configs = tuple(
+def _mean_configs() -> tuple[EmbeddingBagConfig, ...]:
+    return tuple(
         EmbeddingBagConfig(
             name=name,
             embedding_dim=4,
@@ -83,13 +88,28 @@ def _means(rank: int) -> float:
             ("n", ["f2"], PoolingType.MEAN),
         ]
     )
-    case = random_case(5, 2, weighted=False, configs=configs, batch_sizes=(6, 6))
+
+
+def _means(rank: int) -> list[float]:
+    case = random_case(
+        5, 2, weighted=False, configs=_mean_configs(), batch_sizes=(6, 6), optimizer="sgd"
+    )
     model, whole = PooledModel(case), PooledModel(case)
-    return train(case, sharded(model, random_plan(model, 2, 1)), whole, steps=3)
+    parallel = sharded(model, random_plan(model, 2, 1))
+    found = [train(case, parallel, whole, steps=3)]
+    # TorchRec's steps one by one, as a pipeline may take them.
+    module, batch = parallel.module.ebc, batch_of(case, rank, 9)
+    context = module.create_context()
+    received = module.input_dist(context, batch).wait().wait()
+    pooled = module.output_dist(context, module.compute(context, received)).wait()
+    wanted = whole.ebc(batch)
+    return found + [difference(pooled[key], wanted[key]) for key in whole.names]
 
 
 def test_mean_and_sum_of_shared_features_side_by_side() -> None:
-    assert max(run_ranks(2, _means)) < TOLERANCE
+    for found in run_ranks(2, _means):
+        assert len(found) == 6
+        assert max(found) < TOLERANCE
 
 
 def _planned_and_measured(rank: int) -> tuple[int, int, list[int], list[int]]:
@@ -103,8 +123,6 @@ def _planned_and_measured(rank: int) -> tuple[int, int, list[int], list[int]]:
     train(case, parallel, None, steps=6)
     served = parallel.module.ebc.served_lookups
     parallel.module.ebc.reset_served_lookups()
-    from torchrec_oper.planner.judge import served_lookups
-
     judged = served_lookups(plan.oper, batches).sum(axis=0).tolist()
     return served, parallel.module.ebc.served_lookups, judged, list(plan.oper.planned_lookups)
 
@@ -118,32 +136,42 @@ def test_planned_lookups_are_those_measured_and_those_judged() -> None:
     assert reset0 == 0
 
 
-def _mixed_plan(rank: int) -> float:
-    case = random_case(21, 2, weighted=False)
-    assert len(case.configs) > 1
-    model, whole = PooledModel(case), PooledModel(case)
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
+def _with_stock_table(model: PooledModel, table: str, how: Any) -> OperShardingPlan:
+    """A plan with random rows, in which one table has a type of TorchRec's."""
     entries = sharding_plan(random_plan(model, 2, 3), model, [OperSharder()])
-    first = case.configs[0].name
     stock = construct_module_sharding_plan(
         model.ebc,
-        {config.name: table_wise(1) for config in case.configs},
+        {config.name: how for config in model.ebc.embedding_bag_configs()},
         sharder=EmbeddingBagCollectionSharder(),
         local_size=2,
         world_size=2,
         device_type="cpu",
     )
-    entries.plan["ebc"][first] = stock[first]
+    entries.plan["ebc"][table] = stock[table]
+    return entries
+
+
+def _mixed_plan(rank: int) -> tuple[float, int, int]:
+    case = random_case(
+        5, 2, weighted=False, configs=_mean_configs(), batch_sizes=(6, 6), optimizer="sgd"
+    )
+    model, whole = PooledModel(case), PooledModel(case)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    entries = _with_stock_table(model, "m", table_wise(1))
     parallel = DistributedModelParallel(model, plan=entries, sharders=[OperSharder()])
     parallel.load_state_dict(weights)
     worst = train(case, parallel, whole, steps=3)
-    state = parallel.state_dict()
-    assert state[f"ebc.embedding_bags.{first}.weight"].metadata().shards_metadata[0].placement
-    return worst
+    batches = [batch_of(case, r, step) for step in range(3) for r in range(2)]
+    lookups = sum(
+        int(batch[feature].lengths().sum()) for batch in batches for feature in ("f1", "f2", "f2")
+    )
+    return worst, parallel.module.ebc.served_lookups, lookups
 
 
 def test_tables_of_stock_types_go_to_torchrec() -> None:
-    assert max(run_ranks(2, _mixed_plan)) < TOLERANCE
+    (worst0, served0, lookups), (worst1, served1, _) = run_ranks(2, _mixed_plan)
+    assert max(worst0, worst1) < TOLERANCE
+    assert served0 + served1 == lookups
 
 
 def _stock_sharder(rank: int) -> str:
@@ -171,6 +199,7 @@ def _refusals(rank: int) -> dict[str, str]:
         EmbeddingBagConfig(name="u", embedding_dim=4, num_embeddings=9, feature_names=["g"]),
     )
     case = random_case(3, 2, configs=configs, weighted=False)
+    mean_case = random_case(5, 2, weighted=False, configs=_mean_configs())
     model = PooledModel(case)
     plan = random_plan(model, 2, 3)
     parallel = sharded(PooledModel(case), plan)
@@ -179,14 +208,33 @@ def _refusals(rank: int) -> dict[str, str]:
         lengths = torch.tensor([1] * len(ids))
         return KeyedJaggedTensor(keys=keys, values=torch.tensor(ids), lengths=lengths, **kwargs)
 
-    refused("feature", PlanError, parallel, batch(["f", "h"], [1, 2]))
+    entries = _with_stock_table(PooledModel(mean_case), "m", row_wise())
+    refused(
+        "row-wise mean",
+        PlanError,
+        DistributedModelParallel,
+        PooledModel(mean_case),
+        plan=entries,
+        sharders=[OperSharder()],
+    )
+    local = ShardingEnv.from_local(2, rank)
+    refused(
+        "no group",
+        PlanError,
+        OperSharder().shard,
+        model.ebc,
+        sharding_plan(plan, model, [OperSharder()]).plan["ebc"],
+        local,
+    )
+
+    refused("feature", BatchError, parallel, batch(["f", "h"], [1, 2]))
     strides = [[1], [1]]
     refused(
-        "strides", PlanError, parallel, batch(["f", "g"], [1, 2], stride_per_key_per_rank=strides)
+        "strides", BatchError, parallel, batch(["f", "g"], [1, 2], stride_per_key_per_rank=strides)
     )
-    refused("id", ProfileError, parallel, batch(["f", "g"], [1, 9]))
-    refused("negative", ProfileError, parallel, batch(["f", "g"], [-1, 0]))
-    refused("order", PlanError, parallel, batch(["g", "f"], [0, 0]))
+    refused("id", BatchError, parallel, batch(["f", "g"], [1, 9]))
+    refused("negative", BatchError, parallel, batch(["f", "g"], [-1, 0]))
+    refused("order", BatchError, parallel, batch(["g", "f"], [0, 0]))
     three = sharding_plan(random_plan(model, 3, 3), model, [OperSharder()])
     refused(
         "world", PlanError, DistributedModelParallel, model, plan=three, sharders=[OperSharder()]
@@ -221,6 +269,10 @@ def test_refusals_say_what_was_found() -> None:
             "id": "feature g of table u: id 9 is outside the table, whose ids run from 0 to 8",
             "negative": "feature f of table t: id -1 is outside the table, whose ids run from 0"
             " to 8",
+            "row-wise mean": "table m: a mean table of type row_wise isn't supported beside tables"
+            " of type oper; give it type oper, or another of TorchRec's types",
+            "no group": "table t: type oper needs a process group; initialise torch.distributed,"
+            " and leave the sharding environment to DistributedModelParallel",
             "order": "the batch has features g, f; the first one had f, g: keep one order",
             "world": "table t: the plan was made for 3 ranks, the process group has 2; make a"
             " plan for 2 ranks",
@@ -230,6 +282,116 @@ def test_refusals_say_what_was_found() -> None:
             "reshard": "resharding while training isn't supported for tables of type oper (t, u);"
             " save the state, and load it under a new plan",
         }
+
+
+def _odd_batches(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    configs = (
+        EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"]),
+    )
+    cases = {w: random_case(3, 1, configs=configs, weighted=w) for w in (False, True)}
+    models = {}
+    for weighted, case in cases.items():
+        model = PooledModel(case)
+        models[weighted] = sharded(model, random_plan(model, 1, 3)), PooledModel(case)
+
+    def batch(**fields: Any) -> KeyedJaggedTensor:
+        values = {"values": torch.tensor([1, 2, 3]), "lengths": torch.tensor([1, 0, 2]), **fields}
+        return KeyedJaggedTensor(keys=["f"], **values)
+
+    gaps = torch.tensor([1, 5, 0, 5, 2, 5])[::2]
+    spread = torch.tensor([1.0, 9.0, 2.0, 9.0, 3.0, 9.0])[::2]
+    for name, weighted, odd in [
+        ("lengths with gaps", False, batch(lengths=gaps)),
+        ("values with gaps", False, batch(values=torch.tensor([1, 7, 2, 7, 3, 7])[::2])),
+        ("weights with gaps", True, batch(weights=spread)),
+        ("float64 weights", True, batch(weights=spread.double())),
+        ("weights of an unweighted collection", False, batch(weights=spread)),
+        ("no ids", False, batch(values=torch.tensor([1])[:0], lengths=torch.tensor([0, 0]))),
+    ]:
+        parallel, whole = models[weighted]
+        plain = odd if not weighted else batch(weights=spread.float().contiguous())
+        found[name] = difference(parallel(odd), whole(plain))
+    for name, weighted, fields in [
+        ("negative", False, {"lengths": torch.tensor([5, -2])}),
+        ("too long", False, {"lengths": torch.tensor([5, 0])}),
+        ("float ids", False, {"values": torch.tensor([1.0, 2.0, 3.0])}),
+        ("int16", False, {"values": torch.tensor([1, 2, 3], dtype=torch.int16)}),
+        ("weights missing", True, {}),
+        ("weights short", True, {"weights": torch.tensor([1.0])}),
+    ]:
+        with pytest.raises(BatchError) as caught:
+            models[weighted][0](batch(**fields))
+        found[name] = str(caught.value)
+    with pytest.raises(BatchError, match="a batch has to be a KeyedJaggedTensor, found dict"):
+        models[False][0].module.ebc.input_dist(None, {})
+    return found
+
+
+def test_odd_batches_give_what_the_unsharded_gives_or_are_refused() -> None:
+    (found,) = run_ranks(1, _odd_batches)
+    numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+    assert len(numbers) == 6
+    assert {name: value for name, value in numbers.items() if not value < TOLERANCE} == {}
+    integers = "ids have to be one-dimensional int32 or int64, found torch."
+    assert {name: value for name, value in found.items() if isinstance(value, str)} == {
+        "negative": "a bag's length is 0 or more, found -2",
+        "too long": "the bags' lengths add up to 5, but there are 3 ids",
+        "float ids": f"{integers}float32 of shape [3]",
+        "int16": f"{integers}int16 of shape [3]",
+        "weights missing": "the collection is weighted, but the batch has no weights",
+        "weights short": "weights have to be floats, one for each of 3 ids, found torch.float32"
+        " of shape [1]",
+    }
+
+
+def _subgroup(rank: int) -> float:
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return 0.0
+    case = random_case(7, 2, batch_sizes=(4, 4))
+    model, whole = PooledModel(case), PooledModel(case)
+    entries = sharding_plan(random_plan(model, 2, 5), model, [OperSharder()])
+    # Made by hand: TorchRec's own way to it wants all ranks of the job.
+    env = ShardingEnv.from_local(2, rank - 1)
+    env.process_group = group
+    module = OperSharder().shard(model.ebc, entries.plan["ebc"], env, torch.device("cpu"))
+    module.load_state_dict(whole.ebc.state_dict())
+    batch = batch_of(case, rank - 1, 0)
+    pooled, wanted = module(batch).wait(), whole.ebc(batch)
+    state = module.state_dict()
+    return max(
+        [
+            *(difference(pooled[key], wanted[key]) for key in whole.names),
+            *(
+                difference(shard.tensor, _rows(whole.ebc.state_dict()[key], shard.metadata))
+                for key, value in state.items()
+                for shard in value.local_shards()
+            ),
+        ]
+    )
+
+
+def _rows(weight: torch.Tensor, shard: Any) -> torch.Tensor:
+    return weight[shard.shard_offsets[0] :][: shard.shard_sizes[0]]
+
+
+def test_a_subgroup_of_the_ranks_can_hold_the_tables() -> None:
+    assert max(run_ranks(3, _subgroup)) < TOLERANCE
+
+
+def _wide_ids(rank: int) -> list[int]:
+    rows = 2**31 - 1
+    empty = np.array([], dtype=np.int64)
+    row_map = RowMap(np.array([0, 0, 0, rows]), empty, empty)
+    step = OperSparseFeaturesDist(dist.group.WORLD, ["f of t"], [row_map])
+    ids = torch.tensor([0, rows - 1], dtype=torch.int32)
+    batch = KeyedJaggedTensor(keys=["f"], values=ids, lengths=torch.tensor([2]))
+    return step(batch).wait().wait().values().tolist()
+
+
+def test_int32_ids_reach_physical_rows_that_int32_cannot_number() -> None:
+    assert run_ranks(3, _wide_ids) == [[], [], [0, 2**31 - 2] * 3]
 
 
 def _dies(rank: int) -> None:
@@ -244,9 +406,6 @@ def test_the_harness_reports_a_rank_that_raises() -> None:
 
 
 def test_local_rows_are_never_fewer_than_two() -> None:
-    from torchrec_oper.planner import RowMap
-    from torchrec_oper.sharder.local_rows import local_bounds, local_rows
-
     empty = np.array([], dtype=np.int64)
     row_map = RowMap(np.array([0, 0, 1, 6]), empty, empty)
     assert local_rows(row_map).tolist() == [2, 2, 5]

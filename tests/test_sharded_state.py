@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,14 @@ from sharded_cases import (
     weight_differences,
 )
 from torch import nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor import (
+    Shard,
+    ShardedTensor,
+    ShardedTensorMetadata,
+    TensorProperties,
+)
 from torch.distributed._shard.sharding_spec import ShardMetadata
-from torchrec import EmbeddingBagConfig
+from torchrec import EmbeddingBagConfig, PoolingType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -219,6 +225,74 @@ def test_checkpoints_move_between_world_sizes(tmp_path: Path) -> None:
             assert found == wanted
 
 
+def _in_place(rank: int, folder: str) -> list[bool]:
+    case = random_case(4, 2, batch_sizes=(3, 3))
+    parallel, _ = _trained(case, 1)
+    wanted = full_state(parallel)
+    _save(parallel, folder)
+    other = sharded(PooledModel(case), random_plan(PooledModel(case), 2, 7))
+    before = full_state(other)
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    unchanged = equal(full_state(other), before)
+    other.load_state_dict(state["model"])
+    weights = [k for k in wanted if k.endswith(".weight")]
+    after = full_state(other)
+    return [unchanged, all(torch.equal(after[k], wanted[k]) for k in weights)]
+
+
+def test_a_state_dict_is_a_copy_that_counts_once_it_is_loaded(tmp_path: Path) -> None:
+    assert run_ranks(2, _in_place, str(tmp_path)) == [[True, True], [True, True]]
+
+
+def _without_wrapper(rank: int) -> list[bool]:
+    """The optimizers on the parameters, which TorchRec's composable use reads."""
+    case = random_case(12, 2, optimizer="row_wise_adagrad")
+    parallel, whole = _trained(case, 1)
+    found = []
+    for name, bag in parallel.module.ebc.embedding_bags.items():
+        (optimizer,) = bag.weight._in_backward_optimizers
+        (state,) = optimizer.state_dict()["state"].values()
+        plain = whole.ebc.embedding_bags[name].weight
+        theirs = plain._in_backward_optimizers[0].state[plain]["sum"].flatten()
+        ours = gathered(state[f"{name}.momentum1"])
+        found.append(bool(torch.allclose(ours, theirs, rtol=1e-5)))
+    return found
+
+
+def test_optimizers_on_the_parameters_show_logical_order_too() -> None:
+    for found in run_ranks(2, _without_wrapper):
+        assert found and all(found)
+
+
+def _shards_out_of_order(rank: int) -> bool:
+    """A ShardedTensor with two shards on each rank, given last first."""
+    case = random_case(4, 2)
+    parallel = sharded(PooledModel(case), random_plan(PooledModel(case), 2, 1))
+    key = f"ebc.embedding_bags.{case.configs[0].name}.weight"
+    rows, dim = parallel.state_dict()[key].size()
+    assert rows >= 4
+    wanted = torch.arange(rows * dim, dtype=torch.float32).reshape(rows, dim)
+    cuts = [0, 1, 2, 3, rows]
+    shards = [
+        ShardMetadata([begin, 0], [end - begin, dim], f"rank:{number % 2}/cpu")
+        for number, (begin, end) in enumerate(itertools.pairwise(cuts))
+    ]
+    mine = [Shard(wanted[_slices(one)], one) for one in shards[rank::2]]
+    value = ShardedTensor._init_from_local_shards_and_global_metadata(
+        local_shards=mine[::-1],
+        sharded_tensor_metadata=ShardedTensorMetadata(
+            shards, wanted.size(), TensorProperties(dtype=torch.float32)
+        ),
+    )
+    parallel.load_state_dict({key: value}, strict=False)
+    return torch.equal(gathered(parallel.state_dict()[key]), wanted)
+
+
+def test_shards_in_any_order_are_put_together() -> None:
+    assert run_ranks(2, _shards_out_of_order) == [True, True]
+
+
 def _resumed(rank: int, folder: str) -> float:
     case = random_case(12, 2, optimizer="row_wise_adagrad")
     parallel, whole = _trained(case, 1)
@@ -256,7 +330,17 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 
 
 def _pipelines(rank: int) -> list[bool]:
-    case = random_case(12, 2, optimizer="sgd", batch_sizes=(5, 5))
+    configs = tuple(
+        EmbeddingBagConfig(
+            name=f"t{number}",
+            num_embeddings=40,
+            embedding_dim=4,
+            feature_names=[f"f{number}", "f9"],
+            pooling=pooling,
+        )
+        for number, pooling in enumerate([PoolingType.MEAN, PoolingType.SUM])
+    )
+    case = random_case(12, 2, optimizer="sgd", batch_sizes=(5, 5), configs=configs, weighted=False)
     direct = sharded(PooledModel(case), random_plan(PooledModel(case), 2, 1))
     train_steps = [batch_of(case, rank, step) for step in range(4)]
     results = []

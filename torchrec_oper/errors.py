@@ -25,5 +25,9 @@ class ProfileError(OperError, ValueError):
     """An access profile or its input doesn't fit the tables."""
 
 
+class BatchError(OperError, ValueError):
+    """A batch doesn't fit the tables."""
+
+
 class PlanError(OperError, ValueError):
     """A plan can't be made, or doesn't fit the model or the process group."""

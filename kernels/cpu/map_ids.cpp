@@ -17,6 +17,8 @@ namespace oper {
 namespace {
 
 constexpr int64_t kIdsPerTask = 4096;
+// Far above any table, far below where sums of positions overflow.
+constexpr int64_t kMostRows = int64_t{1} << 60;
 
 // `tensor` is a contiguous vector of int64 on the CPU.
 void check_index_vector(const Tensor& tensor, const char* name) {
@@ -60,8 +62,8 @@ void check_spans(const RowMapSpan* spans, int64_t count,
     if (span.lists_all()) continue;
     STD_TORCH_CHECK(
         0 <= span.bucket_shift && span.bucket_shift < 63 &&
-            0 <= span.bucket_begin &&
-            span.bucket_begin + span.bucket_count() <= sizes.buckets,
+            0 <= span.bucket_begin && span.bucket_count() <= sizes.buckets &&
+            span.bucket_begin <= sizes.buckets - span.bucket_count(),
         "map_ids: tables[", s, "] has buckets of 2^", span.bucket_shift,
         " ids from ", span.bucket_begin, " of ", sizes.buckets);
     STD_TORCH_CHECK(span.range_begin < span.range_end &&
@@ -116,7 +118,7 @@ Tensor map_ids_of_type(const Tensor& ids, const Tensor& offsets,
       reinterpret_cast<const RowMapSpan*>(tables.const_data_ptr<int64_t>());
   const auto* starts = offsets.const_data_ptr<int64_t>();
   check_spans(spans, segments, sizes, arrays.range_starts,
-              std::numeric_limits<Id>::max());
+              std::min<int64_t>(std::numeric_limits<Id>::max(), kMostRows));
   check_offsets(starts, segments, count);
 
   Tensor out = torch::stable::empty_like(ids);

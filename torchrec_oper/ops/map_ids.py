@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchrec_oper.errors import ProfileError
+from torchrec_oper.errors import BatchError
 from torchrec_oper.ops.library import load_kernels
 
 load_kernels()
@@ -60,7 +60,7 @@ def map_ids(
         [N], of the type and on the device of ``ids``.
 
     Raises:
-        ProfileError: an id is negative or not below its table's rows.
+        BatchError: an id is negative or not below its table's rows.
         RuntimeError: shapes, types or devices other than said above.
     """
     try:
@@ -71,7 +71,7 @@ def map_ids(
             raise
         position, segment, rows = outside
         name = names[segment] if segment < len(names) else f"segment {segment}"
-        raise ProfileError(
+        raise BatchError(
             f"{name}: id {int(ids[position])} is outside the table, whose ids run from 0 to"
             f" {rows - 1}"
         ) from error

@@ -33,7 +33,7 @@ from torchrec.modules.itep_embedding_modules import (
 
 from torchrec_oper.errors import OperError, PlanError
 from torchrec_oper.planner.bound import busiest_rank_bound
-from torchrec_oper.planner.cluster import Cluster
+from torchrec_oper.planner.cluster import Cluster, whole_number
 from torchrec_oper.planner.plan import Plan, TablePlacement
 from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.planner.search import deal_rows
@@ -96,9 +96,17 @@ class OperPlanner(ShardingPlanner):
         *,
         seed: int = 0,
     ) -> None:
+        for name, value, kind in (
+            ("profile", profile, AccessProfile),
+            ("cluster", cluster, Cluster),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise PlanError(f"{name} must be a {kind.__name__} or None, found {value!r}")
         self._profile = profile
         self._cluster = cluster
-        self._seed = seed
+        self._seed = whole_number(seed, "seed")
+        if self._seed < 0:
+            raise PlanError(f"seed must be 0 or more, found {seed}")
 
     def plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
@@ -210,6 +218,9 @@ def model_tables(
         PlanError: there is no table, two tables have one name, or an embedding module
             isn't one that ``OperSharder`` shards.
     """
+    for sharder in sharders:
+        if not isinstance(sharder, ModuleSharder):
+            raise PlanError(f"sharders must be ModuleSharder values, found {sharder!r}")
     ours = {sharder.module_type: sharder for sharder in sharders if takes_row_maps(sharder)}
     found: list[tuple[str, TableSpec]] = []
     for path, child in module.named_modules():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -129,18 +129,20 @@ class Plan:
     @cached_property
     def planned_lookups(self) -> tuple[int, ...]:
         """Lookups of the profiled data that each rank serves."""
-        return tuple(sum(p.planned_lookups for p in self.placements).tolist())  # type: ignore[union-attr]
+        return _sums(p.planned_lookups.tolist() for p in self.placements)
 
     @cached_property
     def read_bytes(self) -> tuple[int, ...]:
         """Bytes of rows that each rank reads for the profiled data."""
-        reads = sum(p.planned_lookups * p.table.row_bytes for p in self.placements)
-        return tuple(reads.tolist())  # type: ignore[union-attr]
+        return _sums(
+            [lookups * p.table.row_bytes for lookups in p.planned_lookups.tolist()]
+            for p in self.placements
+        )
 
     @cached_property
     def memory_bytes(self) -> tuple[int, ...]:
         """Bytes that each rank's rows and their optimizer state take."""
-        return tuple(sum(_bytes(p) for p in self.placements).tolist())  # type: ignore[union-attr]
+        return _sums(_bytes(p) for p in self.placements)
 
     @property
     def gap(self) -> float:
@@ -251,7 +253,14 @@ class Plan:
             )
         try:
             plan = cls._from_parts(header, arrays)
-        except (OperError, KeyError, TypeError, ValueError) as error:
+        except (
+            OperError,
+            ArithmeticError,
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ArchiveError(f"{path} is a damaged plan: {error}") from error
         if plan.content_hash != header.get("hash"):
             raise ArchiveError(
@@ -310,9 +319,15 @@ class Plan:
         )
 
 
-def _bytes(placement: TablePlacement) -> Ints:
+def _bytes(placement: TablePlacement) -> list[int]:
     """[W] bytes that the table's rows take on each rank."""
-    return placement.row_map.owned_rows * placement.table.stored_row_bytes
+    size = placement.table.stored_row_bytes
+    return [rows * size for rows in placement.row_map.owned_rows.tolist()]
+
+
+def _sums(values: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """[W] sums over tables, in Python's integers, which don't overflow."""
+    return tuple(map(sum, zip(*values, strict=True)))
 
 
 def _list(counts: Ints, most: int = 8) -> str:

@@ -41,7 +41,7 @@ class RowMap:
 
     def __post_init__(self) -> None:
         for name in ("bounds", "listed_ids", "listed_rows"):
-            array = np.array(getattr(self, name), dtype=np.int64)
+            array = _integers(getattr(self, name), f"a row map's {name}").copy()
             if array.ndim != 1:
                 raise PlanError(f"a row map's {name} must have 1 dimension, found {array.ndim}")
             array.flags.writeable = False
@@ -90,7 +90,22 @@ class RowMap:
             listed_ids: [L] distinct ids; an owner's ids take its slots in this order.
             listed_owners: [L], the owner of each listed id.
             unlisted_counts: [W], how many of the other ids each owner holds.
+
+        Raises:
+            PlanError: an owner is not a rank, or the arrays don't fit together.
         """
+        if listed_ids.shape != listed_owners.shape or unlisted_counts.ndim != 1:
+            raise PlanError(
+                f"listed_ids and listed_owners must be of one shape, found {listed_ids.shape} and"
+                f" {listed_owners.shape}, and unlisted_counts of 1 dimension"
+            )
+        if len(listed_owners) and not (
+            listed_owners.min() >= 0 and listed_owners.max() < len(unlisted_counts)
+        ):
+            raise PlanError(
+                f"owners must be ranks from 0 to {len(unlisted_counts) - 1}, found"
+                f" {listed_owners.min()} to {listed_owners.max()}"
+            )
         listed_counts = np.bincount(listed_owners, minlength=len(unlisted_counts))
         bounds = np.concatenate([[0], np.cumsum(listed_counts + unlisted_counts)])
         by_owner = np.argsort(listed_owners, kind="stable")
@@ -142,7 +157,7 @@ class RowMap:
         Raises:
             PlanError: an id is outside the table.
         """
-        wanted = np.asarray(ids, dtype=np.int64)
+        wanted = _integers(ids, "ids")
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.rows):
             bad = wanted[(wanted < 0) | (wanted >= self.rows)][0]
             raise PlanError(f"id {bad} is outside the table, whose ids end at {self.rows - 1}")
@@ -164,6 +179,8 @@ class RowMap:
 
     def logical_ids(self, rank: int) -> Ints:
         """The ids that ``rank`` owns, in the order of their slots."""
+        if not 0 <= rank < self.world_size:
+            raise PlanError(f"the row map is for {self.world_size} ranks, found rank {rank}")
         begin, end = self.bounds[rank], self.bounds[rank + 1]
         mine = np.flatnonzero((self.listed_rows >= begin) & (self.listed_rows < end))
         listed = self.listed_ids[mine[np.argsort(self.listed_rows[mine])]]
@@ -193,3 +210,11 @@ class RowMap:
             return cls(arrays["bounds"], arrays["listed_ids"], arrays["listed_rows"])
         except KeyError as error:
             raise PlanError(f"a row map needs the array {error}, which is missing") from error
+
+
+def _integers(values: npt.ArrayLike, name: str) -> Ints:
+    """``values`` as int64; an empty list is one of integers."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise PlanError(f"{name} must be integers, found {array.dtype}")
+    return array.astype(np.int64, copy=False)

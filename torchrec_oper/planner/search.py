@@ -23,6 +23,8 @@ from torchrec_oper.table import TableSpec
 
 Ints = npt.NDArray[np.int64]
 
+MOST_BYTES = 1 << 60  # where sums in int64 stay far from overflow
+
 
 def deal_rows(
     tables: Sequence[TableSpec],
@@ -45,8 +47,7 @@ def deal_rows(
     Raises:
         PlanError: the tables don't fit into the ranks' memory.
     """
-    free = np.array([rank.memory_bytes for rank in cluster.ranks], dtype=np.int64)
-    _check_total(tables, free)
+    free = _usable(tables, [rank.memory_bytes for rank in cluster.ranks])
     table_of, ids, owners = _deal_looked_up(tables, accesses, free, seed)
     by_size = sorted(range(len(tables)), key=lambda t: -tables[t].stored_row_bytes)
     # One stable sort by table keeps each table's rows in order of load.
@@ -138,24 +139,31 @@ def _room(table: TableSpec, rows: int, free: Ints) -> Ints:
     Raises:
         PlanError: ``rows`` of them don't fit.
     """
-    room = free // table.stored_row_bytes
-    if room.sum() < rows:
+    room: Ints = free // table.stored_row_bytes
+    if sum(room.tolist()) < rows:
         raise PlanError(
             f"table {table.name}: {rows} rows of {table.stored_row_bytes} bytes need"
-            f" {rows * table.stored_row_bytes} bytes, but the ranks have {int(free.sum())} bytes"
-            f" left, room for {int(room.sum())} of them; give the ranks more memory, use more"
+            f" {rows * table.stored_row_bytes} bytes, but the ranks have {sum(free.tolist())} bytes"
+            f" left, room for {sum(room.tolist())} of them; give the ranks more memory, use more"
             " ranks, or shrink the table"
         )
     return room
 
 
-def _check_total(tables: Sequence[TableSpec], caps: Ints) -> None:
+def _usable(tables: Sequence[TableSpec], caps: Sequence[int]) -> Ints:
+    """[W] bytes of each rank that the tables could use at most.
+
+    Raises:
+        PlanError: the tables need more than all ranks have.
+    """
     need = sum(table.rows * table.stored_row_bytes for table in tables)
-    if need > caps.sum():
-        largest = max(tables, key=lambda table: table.rows * table.stored_row_bytes)
+    largest = max(tables, key=lambda table: table.rows * table.stored_row_bytes)
+    if need > min(sum(caps), MOST_BYTES):
         raise PlanError(
             f"the tables need {need} bytes with optimizer state, but the {len(caps)} ranks' caps"
-            f" add up to {int(caps.sum())} bytes; the largest, table {largest.name}, needs"
+            f" add up to {sum(caps)} bytes; the largest, table {largest.name}, needs"
             f" {largest.rows * largest.stored_row_bytes} bytes; give the ranks more memory, use"
             " more ranks, or shrink the table"
         )
+    # A cap above the need means no cap, and sums of such caps would overflow.
+    return np.array([min(cap, need) for cap in caps], dtype=np.int64)

@@ -29,9 +29,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from torchrec_oper.errors import PlanError
+from torchrec_oper.errors import BatchError, PlanError
 from torchrec_oper.planner.adapter import OPER, OperParameterSharding
 from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.sharder.batch import checked_batch
 from torchrec_oper.sharder.local_rows import WithLocalRows, with_local_rows
 from torchrec_oper.sharder.logical_state import LogicalState
 from torchrec_oper.sharder.mean_pooling import OperContext, mean_scale, with_means
@@ -114,10 +115,13 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """Send the ids of a batch to the owners of their rows.
 
         Raises:
-            PlanError: the batch isn't one that this module takes.
-            ProfileError: an id is outside its table.
+            BatchError: the batch isn't one that this module takes, or an id is outside
+                its table.
         """
-        self._check_batch(features)
+        if not self._oper_tables:
+            return super().input_dist(ctx, features)
+        features = checked_batch(features, weighted=self._is_weighted)
+        self._check_features(features.keys())
         if any(self._mean_features):
             assert isinstance(ctx, OperContext), "a context comes from create_context()"
             ctx.scale = mean_scale(features, self._mean_features, self._embedding_dims)
@@ -176,33 +180,20 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 means.update({f: f for f in config.feature_names})
         return [means.get(name) for name in self._embedding_names]
 
-    def _check_batch(self, features: KeyedJaggedTensor) -> None:
-        if not isinstance(features, KeyedJaggedTensor):
-            raise PlanError(
-                f"a batch has to be a KeyedJaggedTensor, found {type(features).__name__}"
-            )
-        if self._oper_tables and features.variable_stride_per_key():
-            raise PlanError(
-                "features of different batch sizes (variable batch per feature) aren't"
-                " supported for tables of type oper"
-            )
-        if self._is_weighted and features.weights_or_none() is None:
-            raise PlanError("the collection is weighted, but the batch has no weights")
-        keys = features.keys()
-        if self._has_uninitialized_input_dist:
-            self._check_features(keys)
-            self._batch_keys = list(keys)
-        elif keys != self._batch_keys:
-            raise PlanError(
-                f"the batch has features {', '.join(keys)}; the first one had"
-                f" {', '.join(self._batch_keys)}: keep one order"
-            )
-
     def _check_features(self, keys: list[str]) -> None:
+        """Check the features of a batch: all there in the first, in its order later."""
+        if not self._has_uninitialized_input_dist:
+            if keys != self._batch_keys:
+                raise BatchError(
+                    f"the batch has features {', '.join(keys)}; the first one had"
+                    f" {', '.join(self._batch_keys)}: keep one order"
+                )
+            return
+        self._batch_keys = list(keys)
         for config in self._embedding_bag_configs:
             for name in config.feature_names:
                 if name not in keys:
-                    raise PlanError(
+                    raise BatchError(
                         f"table {config.name} looks up feature {name}, which the batch lacks;"
                         f" it has {', '.join(keys)}"
                     )

@@ -28,7 +28,7 @@ from torchrec.distributed.sharding.rw_sharding import (
 from torchrec.distributed.types import Awaitable, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_oper.errors import PlanError
+from torchrec_oper.errors import BatchError
 from torchrec_oper.ops import map_ids
 from torchrec_oper.planner.adapter import OperParameterSharding
 from torchrec_oper.planner.row_map import RowMap
@@ -49,7 +49,6 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         pg: the process group.
         names: [F] a name of each feature, for messages.
         row_maps: [F] the row map of each feature's table.
-        weighted: whether ids have weights; weights of a batch are dropped otherwise.
     """
 
     def __init__(
@@ -57,8 +56,6 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         pg: dist.ProcessGroup,
         names: Sequence[str],
         row_maps: Sequence[RowMap],
-        *,
-        weighted: bool,
     ) -> None:
         super().__init__(
             pg=pg,
@@ -66,7 +63,9 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
             feature_hash_sizes=[int(local_bounds(row_map)[-1]) for row_map in row_maps],
         )
         self._names = list(names)
-        self._weighted = weighted
+        # Spare rows can lift physical rows over what int32 ids can number.
+        largest = max(int(local_bounds(row_map)[-1]) for row_map in row_maps)
+        self._wide = largest > torch.iinfo(torch.int32).max
         distinct = {id(row_map): row_map for row_map in row_maps}
         numbers = {key: number for number, key in enumerate(distinct)}
         self._maps = row_map_tensors(
@@ -80,10 +79,11 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         """Start the exchange of ids.
 
         Raises:
-            ProfileError: an id is outside its table.
+            BatchError: an id is outside its table.
         """
+        ids = sparse_features.values()
         physical = map_ids(
-            sparse_features.values().contiguous(),
+            ids.to(torch.int64) if self._wide else ids,
             torch.tensor(sparse_features.offset_per_key()),
             self._maps,
             names=self._names,
@@ -91,7 +91,7 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         mapped = KeyedJaggedTensor(
             keys=sparse_features.keys(),
             values=physical,
-            weights=sparse_features.weights_or_none() if self._weighted else None,
+            weights=sparse_features.weights_or_none(),
             lengths=sparse_features.lengths(),
             stride=sparse_features.stride(),
         )
@@ -113,12 +113,12 @@ class OperPooledEmbeddingDist(RwPooledEmbeddingDist):
         """Start the exchange of partial sums.
 
         Raises:
-            PlanError: the ranks' batches differ in size, which gloo's all-gather in
+            BatchError: the ranks' batches differ in size, which gloo's all-gather in
                 TorchRec's backward can't carry.
         """
         sizes = sharding_ctx.batch_size_per_rank if sharding_ctx is not None else []
         if len(set(sizes)) > 1 and local_embs.requires_grad:
-            raise PlanError(
+            raise BatchError(
                 f"the ranks' batches have {', '.join(map(str, sizes))} samples; tables of type"
                 " oper need batches of one size on all ranks: drop or pad the last one"
             )
@@ -154,7 +154,6 @@ class OperPooledSharding(RwPooledEmbeddingSharding):
             self._pg,
             [f"feature {feature} of table {table}" for feature, table in features],
             [self._row_maps[table] for _, table in features],
-            weighted=any(table.is_weighted for table in self.embedding_tables()),
         )
 
     def create_output_dist(
