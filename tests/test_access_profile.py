@@ -231,6 +231,9 @@ def access(**changes):
         ({"empty_bags": 8}, "9 lookups can't come from 8 bags of which 8 are empty"),
         ({"empty_bags": -1}, "empty_bags must be an integer of 0 or more, found -1"),
         ({"bags": 8.0}, "bags must be an integer of 0 or more, found 8.0"),
+        ({"bags": 10**30}, f"t: bags must be below 2**63 (about 9.2e18), found {10**30}"),
+        ({"counts": np.array([2**62, 2**62, 2])}, "its counts add up to 2**63 lookups or more"),
+        ({"rows": 10**30}, "table t: rows must be below 2**63"),
         ({"rows": 0}, "table t: rows must be an integer of 1 or more, found 0"),
         ({"features": ()}, "table t: needs at least one feature"),
     ],
@@ -261,8 +264,13 @@ def test_share_of_the_hottest_rows():
 
 
 def test_a_profile_is_checked_on_birth():
-    with pytest.raises(ProfileError, match="1 sample or more, found 0"):
-        AccessProfile((access(),), 0)
+    for samples, message in (
+        (0, "the samples of a profile must be an integer of 1 or more, found 0"),
+        (2.0, "the samples of a profile must be an integer of 1 or more, found 2.0"),
+        (10**30, "the samples of a profile must be below 2..63"),
+    ):
+        with pytest.raises(ProfileError, match=message):
+            AccessProfile((access(),), samples)
     with pytest.raises(ProfileError, match="found twice: t"):
         AccessProfile((access(), access()), 1)
     with pytest.raises(ProfileError, match="the profile has no table z; its tables are a, b"):
@@ -294,6 +302,14 @@ def test_round_trip(tmp_path):
         assert np.array_equal(table.counts, again.counts) and not again.counts.flags.writeable
 
 
+def test_integers_of_numpy_are_saved_too(tmp_path):
+    numbers = {"rows": np.int64(10), "bags": np.uint8(8), "empty_bags": np.int32(2)}
+    profile = AccessProfile((access(**numbers),), np.int64(3))
+    profile.save(tmp_path / "p")
+    assert AccessProfile.load(tmp_path / "p").content_hash == profile.content_hash
+    assert profile.content_hash == AccessProfile((access(),), 3).content_hash
+
+
 def test_arrays_on_disk_are_as_small_as_their_values(tmp_path):
     table = access(
         rows=2**40,
@@ -322,8 +338,9 @@ def test_arrays_on_disk_are_as_small_as_their_values(tmp_path):
             {},
             "has profile format 2, but this version of torchrec-oper reads up to 1",
         ),
-        ({"format": "1"}, {}, "format must be an integer from 1, found '1'"),
-        ({"samples": None}, {}, "a profile needs 1 sample or more, found None"),
+        ({"format": "1"}, {}, "format must be an integer of 1 or more, found '1'"),
+        ({"samples": None}, {}, "the samples of a profile must be an integer of 1 or more, found"),
+        ({"samples": 10**30}, {}, "the samples of a profile must be below 2**63"),
         ({"tables": []}, {}, "needs at least one table, found none"),
         ({"tables": 3}, {}, "a value is missing or of the wrong type"),
         ({"tables": [{"name": "a"}]}, {}, "a value is missing or of the wrong type: 'features'"),

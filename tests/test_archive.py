@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchrec_oper.archive import content_hash, read_archive, replace_file, write_archive
+from torchrec_oper import archive
+from torchrec_oper.archive import (
+    check_writable,
+    content_hash,
+    read_archive,
+    replace_file,
+    write_archive,
+)
 from torchrec_oper.errors import ArchiveError
 
 ROOT = Path(__file__).parents[1]
@@ -85,14 +92,18 @@ def test_a_changed_byte_is_refused_or_does_no_harm(tmp_path):
     assert refused > len(tried) / 2
 
 
+def refusal(path, kind):
+    """The whole message: of numpy's own words, some advise to unpickle the file."""
+    return f"{path} is not a {kind} of torchrec-oper, or is truncated or damaged; write it again"
+
+
 @pytest.mark.parametrize("content", [b"", b"samples,tables\n1,2\n", b"\x93NUMPY", b"PK\x03\x04"])
 def test_a_foreign_file_is_refused(tmp_path, content):
     path = tmp_path / "foreign"
     path.write_bytes(content)
-    with pytest.raises(
-        ArchiveError, match="foreign is not a plan of torchrec-oper.*write it again"
-    ):
+    with pytest.raises(ArchiveError) as error:
         read_archive(path, "plan")
+    assert str(error.value) == refusal(path, "plan")
 
 
 def test_other_numpy_and_zip_files_are_refused(tmp_path):
@@ -102,8 +113,19 @@ def test_other_numpy_and_zip_files_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "texts.zip", "w") as archive:
         archive.writestr("header", "not an array")
     for path in list(tmp_path.iterdir()):
-        with pytest.raises(ArchiveError, match="is not a profile of torchrec-oper"):
+        with pytest.raises(ArchiveError) as error:
             read_archive(path, "profile")
+        assert str(error.value) == refusal(path, "profile")
+
+
+def test_numpy_is_not_left_to_guess_what_a_file_is(tmp_path, monkeypatch):
+    def load(*arguments, **options):
+        pytest.fail("numpy would read all of an array, however large")
+
+    np.save(tmp_path / "lone.npy", np.arange(3))
+    monkeypatch.setattr(archive.np, "load", load)
+    with pytest.raises(ArchiveError):
+        read_archive(tmp_path / "lone.npy", "profile")
 
 
 def test_a_lost_array_is_noticed(tmp_path):
@@ -126,10 +148,87 @@ def test_errors_of_the_system_stay_what_they_are(tmp_path):
         read_archive(tmp_path / "missing", "profile")
     with pytest.raises(IsADirectoryError):
         read_archive(tmp_path, "profile")
-    with pytest.raises(FileNotFoundError, match="there is no such folder.*nowhere"):
-        write(tmp_path / "nowhere" / "a")
-    with pytest.raises(IsADirectoryError):
-        write(tmp_path)
+
+
+def unwritable(folder):
+    """Paths that can't be written, with the errors that say so."""
+    file, long = folder / "file", "a" * 256
+    file.touch()
+    (folder / "loop").symlink_to("loop")
+    (folder / "stray").symlink_to("nowhere/a")
+    nowhere = f"[Errno 2] there is no such folder: {folder}/nowhere"
+    no_file = "[Errno 2] can't make a file in /proc (No such file or directory)"
+    return {
+        folder: "[Errno 21] is a folder, wanted a file to write",
+        folder / "nowhere" / "a": nowhere,
+        folder / "stray": nowhere,
+        folder / "loop": "[Errno 40] Too many levels of symbolic links",
+        folder / long: "[Errno 36] File name too long",
+        file / "a": "[Errno 20] Not a directory",
+        "/proc/oper": no_file,
+        "/proc/version": no_file,
+        "": "[Errno 2] No such file or directory",
+    }
+
+
+def test_what_cannot_be_written_is_named_as_the_user_named_it(tmp_path):
+    for path, words in unwritable(tmp_path).items():
+        for attempt in (check_writable, lambda path: replace_file(path, lambda file: None)):
+            with pytest.raises(OSError) as error:
+                attempt(path)
+            assert str(error.value) == f"{words}: {str(path)!r}"
+
+
+def test_errors_of_writing_name_the_file(tmp_path):
+    with pytest.raises(OSError) as error:
+        replace_file("/dev/full", lambda file: file.write(b"half"))
+    assert str(error.value) == "[Errno 28] No space left on device: '/dev/full'"
+    with pytest.raises(OSError) as error:
+        replace_file(tmp_path / "a", lambda file: (_ for _ in ()).throw(OSError("no number")))
+    assert str(error.value) == f"[Errno 5] no number: '{tmp_path}/a'"
+    with pytest.raises(FileNotFoundError, match="No such file or directory: 'the input'"):
+        replace_file(tmp_path / "a", lambda file: Path("the input").read_text())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lost_temporary_file_is_an_error_that_names_the_file(tmp_path):
+    def write(file):
+        (part,) = leftovers(tmp_path)
+        (tmp_path / part).unlink()
+
+    with pytest.raises(FileNotFoundError) as error:
+        replace_file(tmp_path / "a", write)
+    assert str(error.value) == f"[Errno 2] No such file or directory: '{tmp_path}/a'"
+
+
+def test_a_check_changes_nothing(tmp_path):
+    old = write(tmp_path / "old").read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "old", tmp_path / "new", tmp_path / "pipe", os.devnull, "/dev/full"):
+        check_writable(path, inputs=[tmp_path / "missing", "/dev/zero"])
+    assert sorted(os.listdir(tmp_path)) == ["old", "pipe"]
+    assert (tmp_path / "old").read_bytes() == old
+
+
+def test_an_input_is_no_output_by_whatever_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = Path("log")
+    log.touch()
+    Path("other").touch()
+    Path("soft").symlink_to("log")
+    Path("hard").hardlink_to("log")
+    for output in ("log", "./log", tmp_path / "log", "soft", "hard"):
+        for source in ("log", "soft", Path("hard")):
+            with pytest.raises(OSError) as error:
+                check_writable(output, inputs=["other", source])
+            assert error.value.strerror == "is read as an input; choose another file to write"
+            assert error.value.filename == str(output)
+    check_writable("other", inputs=["log"])
+
+
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path):
+    for name in ("a" * 255, "\u00e9" * 127):
+        assert same(read_archive(write(tmp_path / name), "profile"))
 
 
 def test_killed_in_the_middle_of_a_write(tmp_path):
@@ -149,6 +248,48 @@ def test_killed_in_the_middle_of_a_write(tmp_path):
         writer.kill()
     assert writer.returncode == -signal.SIGKILL
     assert same(read_archive(path, "profile"))
+    (left,) = leftovers(tmp_path)
+    others = {f".b{left[2:]}", ".a.part", ".a.oper-.part", ".a.oper-notes.part"}
+    for name in others:
+        (tmp_path / name).touch()
+    write(path)
+    assert set(leftovers(tmp_path)) == others
+
+
+def test_what_a_living_writer_fills_is_left_alone(tmp_path):
+    def fill(file):
+        file.write(b"the slower writer")
+        write(tmp_path / "a")
+
+    replace_file(tmp_path / "a", fill)
+    assert (tmp_path / "a").read_bytes() == b"the slower writer"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_temporary_file_that_is_taken_for_stale_is_made_anew(tmp_path, monkeypatch):
+    lock = archive.fcntl.flock
+    taken = []
+
+    def flock(descriptor, operation):
+        if not taken:
+            taken.extend(leftovers(tmp_path))
+            (tmp_path / taken[0]).unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(archive.fcntl, "flock", flock)
+    assert same(read_archive(write(tmp_path / "a"), "profile"))
+    assert len(taken) == 1
+    assert leftovers(tmp_path) == []
+
+
+def test_without_locks_nothing_is_taken_for_stale(tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(archive.fcntl, "flock", flock)
+    (tmp_path / ".a.oper-01234567.part").touch()
+    assert same(read_archive(write(tmp_path / "a"), "profile"))
+    assert leftovers(tmp_path) == [".a.oper-01234567.part"]
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path):
@@ -199,6 +340,17 @@ def test_permissions_follow_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert mode == 0o640
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path, mode):
+    path = write(tmp_path / "a")
+    path.chmod(mode)
+    meanwhile = []
+    replace_file(path, lambda file: meanwhile.append(os.fstat(file.fileno()).st_mode & 0o777))
+    assert meanwhile == [0o600]
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert path.read_bytes() == b""
 
 
 def test_a_link_keeps_pointing_to_what_is_replaced(tmp_path):

@@ -29,10 +29,10 @@ def log(tmp_path, monkeypatch):
     return path
 
 
-def oper(*arguments, **options):
+def oper(*arguments, through=(), **options):
+    options = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, **options}
     return subprocess.Popen(
-        [sys.executable, "-m", "torchrec_oper.cli.main", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [*through, sys.executable, "-m", "torchrec_oper.cli.main", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,19 +83,34 @@ def test_where_the_profile_goes(log):
     assert not Path(os.devnull).is_file()
 
 
+def test_what_is_no_file_has_no_size_and_no_next_step(log, capsys):
+    assert cli.main(["profile", "train.txt", "-o", os.devnull]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"written to {os.devnull}"
+
+
 def test_mistakes_are_one_line(log, capsys):
     assert complaint(capsys, "profile", "none.txt") == "oper: none.txt: No such file or directory\n"
     assert complaint(capsys, "profile", ".") == "oper: .: Is a directory\n"
     assert complaint(capsys, "profile", log, "--rows", "1,2") == (
         "oper: rows must be 26 numbers, one for each categorical column, found 2\n"
     )
-    assert "scale must be above 0, found -1.0" in complaint(capsys, "profile", log, "--scale=-1")
-    assert complaint(capsys, "profile", log, "-o", "no/p") == "oper: no: there is no such folder\n"
+    for option, message in (
+        ("--scale=-1", "oper: scale must be above 0 and below 9.1e+11, found -1.0\n"),
+        ("--scale=1e300", "oper: scale must be above 0 and below 9.1e+11, found 1e+300\n"),
+        ("--rows=99999999999999999999", "oper: table t_cat_0: rows must be below 2**63"),
+    ):
+        assert complaint(capsys, "profile", log, option).startswith(message)
+    assert complaint(capsys, "profile", log, "-o", "no/p") == (
+        f"oper: no/p: there is no such folder: {Path.cwd()}/no\n"
+    )
     assert complaint(capsys, "profile", log, "-o", ".") == (
         "oper: .: is a folder, wanted a file to write\n"
     )
     assert complaint(capsys, "profile", log, "-o", "./train.txt") == (
-        "oper: train.txt is the log itself; choose another file with -o\n"
+        "oper: train.txt: is read as an input; choose another file to write\n"
+    )
+    assert complaint(capsys, "profile", log, "-o", "/dev/full") == (
+        "oper: /dev/full: No space left on device\n"
     )
     log.write_text(LINE + "x" + LINE)
     assert complaint(capsys, "profile", log) == (
@@ -145,6 +160,52 @@ def test_interrupted_while_reading(log):
         assert process.stderr.read() == "oper: interrupted\n"
     assert Path("endless.profile").read_bytes() == old
     assert sorted(os.listdir()) == ["endless", "endless.profile", "train.txt"]
+
+
+def test_interrupted_while_importing(log):
+    # Python finds this numpy first. As the real one does, it hides what interrupts it.
+    Path("numpy.py").write_text(
+        "import time\nprint('importing', flush=True)\ntry: time.sleep(60)\n"
+        "except BaseException: raise ImportError('failed to import')\n"
+    )
+    process = oper("profile", log, env={**os.environ, "PYTHONPATH": f"{Path.cwd()}:{ROOT}"})
+    with process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == ""
+    assert process.returncode == -signal.SIGINT
+
+
+def test_an_interrupt_that_is_ignored_stays_so(log):
+    def ignore():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    Path("numpy.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\n"
+        "del sys.modules['numpy']; sys.path.pop(0)\nimport numpy\n"
+    )
+    process = oper("profile", log, preexec_fn=ignore)
+    assert "train.profile" in process.communicate()[0]
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_done_without(log, closed):
+    whole = oper("profile", log).communicate()
+    expected = {">&-": ("", whole[1]), "2>&-": (whole[0], "")}.get(closed, ("", ""))
+    Path("train.profile").unlink()
+    for arguments, status in (([log], 0), (["none.txt"], 2)):
+        shell = oper("profile", *arguments, through=["sh", "-c", f'exec "$@" {closed}', "sh"])
+        out, err = shell.communicate()
+        assert shell.returncode == status
+        if status == 0:
+            assert (out, err) == expected
+            assert AccessProfile.load("train.profile").samples == 3
+        else:
+            assert (out, err) == (
+                "",
+                "oper: none.txt: No such file or directory\n" * ("2" not in closed),
+            )
 
 
 def test_a_closed_pipe_is_quiet(log):

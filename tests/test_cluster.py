@@ -38,13 +38,13 @@ def test_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> N
 def test_refuses_no_ranks_and_no_memory() -> None:
     with pytest.raises(PlanError, match="at least one rank, found none"):
         Cluster(())
-    with pytest.raises(PlanError, match="memory_bytes must be 1 or more, found 0"):
+    with pytest.raises(PlanError, match="memory_bytes must be an integer of 1 or more, found 0"):
         RankSpec(0)
 
 
 @pytest.mark.parametrize("size", [1.5, 2.0**30, "1", None, float("inf")])
 def test_memory_is_a_whole_number(size: object) -> None:
-    with pytest.raises(PlanError, match="memory_bytes must be a whole number, found"):
+    with pytest.raises(PlanError, match="memory_bytes must be an integer of 1 or more, found"):
         RankSpec(size)
 
 
@@ -56,7 +56,9 @@ def test_numpy_numbers_become_plain_ones() -> None:
 
 @pytest.mark.parametrize("ranks", [0, -2])
 def test_detect_refuses_no_ranks(ranks: int) -> None:
-    with pytest.raises(PlanError, match=f"world_size must be 1 or more, found {ranks}"):
+    with pytest.raises(
+        PlanError, match=f"world_size must be an integer of 1 or more, found {ranks}"
+    ):
         Cluster.detect(ranks)
 
 

@@ -287,9 +287,13 @@ def test_tables():
     assert scaled == [max(2, math.ceil(rows / 1000)) for rows in KAGGLE_ROWS]
     assert [t.rows for t in criteo_tables(rows=range(1, 27))] == list(range(1, 27))
     for options, message in (
-        ({"scale": 0.0}, "scale must be above 0, found 0.0"),
-        ({"scale": math.nan}, "scale must be above 0, found nan"),
+        ({"scale": 0.0}, r"scale must be above 0 and below 9.1e\+11, found 0.0"),
+        ({"scale": math.nan}, r"scale must be above 0 and below 9.1e\+11, found nan"),
+        ({"scale": 1e12}, r"scale must be above 0 and below 9.1e\+11, found 1000000000000.0"),
+        ({"scale": 1e308}, r"scale must be above 0 and below 9.1e\+11, found 1e\+308"),
+        ({"scale": 1e11}, r"table t_cat_2: 1013122700000000000 rows of 64 bytes.* over the limit"),
         ({"rows": [5]}, "rows must be 26 numbers, one for each categorical column, found 1"),
+        ({"rows": [10**20] * 26}, r"table t_cat_0: rows must be below 2\*\*63"),
         ({"rows": [0] * 26}, "table t_cat_0: rows must be an integer of 1 or more, found 0"),
     ):
         with pytest.raises(ProfileError, match=message):

@@ -144,7 +144,7 @@ def test_sums_do_not_overflow() -> None:
     placement = TablePlacement("", table, row_map, np.array([2**62]))
     with pytest.raises(PlanError, match=f"rank 0 needs {rows * 64} bytes .* cap is 1000 bytes"):
         Plan((placement,), Cluster.uniform(1, memory_bytes=1000), None, 0.0)
-    plan = Plan((placement,), Cluster.uniform(1, memory_bytes=2**63), None, 0.0)
+    plan = Plan((placement,), Cluster.uniform(1, memory_bytes=2**63 - 1), None, 0.0)
     assert plan.read_bytes == (2**62 * 64,)
 
 

@@ -140,8 +140,8 @@ def test_refuses_collections_inside_modules_that_change_their_use() -> None:
     [
         ({"profile": "a.profile"}, "profile must be a AccessProfile or None, found 'a.profile'"),
         ({"cluster": 4}, "cluster must be a Cluster or None, found 4"),
-        ({"seed": -1}, "seed must be 0 or more, found -1"),
-        ({"seed": 1.5}, "seed must be a whole number, found 1.5"),
+        ({"seed": -1}, "seed must be an integer of 0 or more, found -1"),
+        ({"seed": 1.5}, "seed must be an integer of 0 or more, found 1.5"),
     ],
 )
 def test_refuses_arguments_of_other_kinds(arguments: dict, message: str) -> None:
@@ -155,7 +155,7 @@ def test_refuses_a_sharder_class_in_place_of_a_sharder() -> None:
         planner.plan(bags(config()), [OperSharder])
 
 
-@pytest.mark.parametrize("memory_bytes", [2**62, 2**63 - 1, 2**70])
+@pytest.mark.parametrize("memory_bytes", [2**62, 2**63 - 1])
 def test_a_huge_cap_means_no_cap(memory_bytes: int) -> None:
     planner = OperPlanner(cluster=Cluster.uniform(4, memory_bytes=memory_bytes))
     plan = planner.plan(bags(config(num_embeddings=40)), [OperSharder()]).oper

@@ -1,5 +1,7 @@
 """The set-up, the Makefile and the build, in made-up projects."""
 
+import ast
+import builtins
 import fcntl
 import importlib.util
 import os
@@ -156,6 +158,30 @@ def test_another_python_is_told_which_work(version, monkeypatch):
         " ready-made for Python 3.10 to 3.13. Found here: python3.12, python3.10. Name one,"
         " as in `make PYTHON=python3.12 test`"
     )
+
+
+def test_the_tool_loads_on_a_python_that_is_too_old():
+    # Python 3.6 evaluates annotations: plain names and quoted texts are all it can take.
+    tree = ast.parse((ROOT / "tools" / "set_up.py").read_text(), feature_version=(3, 6))
+    for node in ast.walk(tree):
+        assert not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if annotation is None or isinstance(annotation, ast.Constant):
+                continue
+            assert isinstance(annotation, ast.Name), ast.unparse(annotation)
+            assert annotation.id == "Path" or hasattr(builtins, annotation.id), annotation.id
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9"])
+def test_a_python_that_is_too_old_says_so_itself(version):
+    if not tool.runs(f"python{version}"):
+        pytest.skip(f"needs python{version}")
+    command = [f"python{version}", str(ROOT / "tools" / "set_up.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"set-up: Python {version} (")
+    assert "for Python 3.10 to 3.13" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_where_no_python_works_the_message_says_to_install_one(monkeypatch):

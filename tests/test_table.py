@@ -1,5 +1,6 @@
 """TableSpec and the ways to get one."""
 
+import numpy as np
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
@@ -20,11 +21,25 @@ GOOD = {"name": "t", "rows": 10, "dim": 4, "features": ("f",)}
         ({"rows": 2.0}, "table t: rows must be an integer of 1 or more, found 2.0"),
         ({"rows": True}, "table t: rows must be an integer of 1 or more, found True"),
         ({"dim": "8"}, "table t: dim must be an integer of 1 or more, found '8'"),
+        ({"rows": np.float64(2)}, "rows must be an integer of 1 or more, found np.float64(2.0)"),
+        ({"rows": np.True_}, "rows must be an integer of 1 or more, found np.True_"),
+        ({"rows": 2**63}, "table t: rows must be below 2**63 (about 9.2e18), found 922337203685"),
+        ({"dim": 10**30}, f"table t: dim must be below 2**63 (about 9.2e18), found {10**30}"),
+        ({"dim": 10**5000}, "dim must be below 2**63 (about 9.2e18), found an integer of 16610 b"),
+        ({"dim": -(10**5000)}, "dim must be an integer of 1 or more, found an integer of 16610 b"),
+        ({"optimizer_bytes_per_row": 2**64}, "optimizer_bytes_per_row must be below 2**63"),
+        ({"rows": 2**59}, f"table t: {2**59} rows of 16 bytes, optimizer state included, are over"),
+        (
+            {"rows": 2**58, "optimizer_bytes_per_row": 16},
+            f"table t: {2**58} rows of 32 bytes, optimizer state included, are over the limit of"
+            " 2**63 bytes",
+        ),
         ({"features": ()}, "table t: needs at least one feature"),
         ({"features": "abc"}, "features must be a tuple of names, found 'abc'"),
         ({"features": ("a", 1)}, "features must be a tuple of names, found ('a', 1)"),
         ({"features": ("a", "a")}, "a feature is named twice"),
         ({"dtype": "int8"}, "dtype must be one of ['bfloat16', 'float16', 'float32']"),
+        ({"dtype": ["float32"]}, "dtype must be one of"),
         ({"pooling": "max"}, "pooling must be 'sum' or 'mean', found 'max'"),
         ({"optimizer_bytes_per_row": -1}, "optimizer_bytes_per_row must be an integer of 0"),
     ],
@@ -40,12 +55,23 @@ def test_bytes_of_a_row():
     assert (spec.row_bytes, spec.stored_row_bytes) == (8, 12)
 
 
+def test_the_largest_table_and_integers_of_numpy():
+    assert TableSpec(**{**GOOD, "rows": 2**59 - 1}).rows == 2**59 - 1
+    spec = TableSpec("t", np.int32(10), np.uint8(4), ("f",), optimizer_bytes_per_row=np.int64(3))
+    assert spec == TableSpec(**GOOD, optimizer_bytes_per_row=3)
+    assert {type(spec.rows), type(spec.dim), type(spec.optimizer_bytes_per_row)} == {int}
+
+
 def test_json_round_trip_and_wrong_fields():
     spec = TableSpec(**GOOD, dtype="float16", pooling="mean", optimizer_bytes_per_row=4)
     assert TableSpec.from_json(spec.to_json()) == spec
     for fields in ({**spec.to_json(), "colour": 1}, {"name": "t"}):
         with pytest.raises(ProfileError, match="not the fields of a table"):
             TableSpec.from_json(fields)
+    for value, found in ((None, "None"), ("t", "'t'"), ([1] * 99, "[1, 1, 1, 1, 1, 1, ...]")):
+        with pytest.raises(ProfileError) as error:
+            TableSpec.from_json(value)
+        assert str(error.value) == (f"not the fields of a table: wanted a mapping, found {found}")
 
 
 def test_specs_of_a_collection():

@@ -4,11 +4,10 @@
 
 The Makefile runs it first for every target. A second run changes nothing and takes a
 fraction of a second; a run that was killed is repaired by the next; two at once wait
-for each other. It needs nothing but Python's standard library, and reads even on a
-Python that is too old or too new, to say so.
+for each other. It needs nothing but Python's standard library, and starts even on a
+Python 3 that is too old (from 3.6 on) or too new, to say so: therefore annotations with
+brackets are quoted, and what comes before the check of Python uses nothing newer.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -53,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def set_up(root: Path, run: Run | None = None) -> None:
+def set_up(root: Path, run: "Run | None" = None) -> None:
     """Bring ``root/.venv`` up to date.
 
     Args:
@@ -107,7 +106,8 @@ def runs(python: str) -> bool:
     """Whether ``python`` is there and starts; a version manager's stand-in may not."""
     if shutil.which(python) is None:
         return False
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+    silent = subprocess.DEVNULL
+    return subprocess.call([python, "-c", ""], stdout=silent, stderr=silent) == 0
 
 
 def check_tools() -> None:
@@ -131,7 +131,7 @@ def check_tools() -> None:
 # The two steps
 
 
-def make_environment(venv: Path, root: Path, lock_text: str, run: Run) -> None:
+def make_environment(venv: Path, root: Path, lock_text: str, run: "Run") -> None:
     """Make ``venv`` from nothing with all that the lock pins."""
     empty(venv)
     say(f"[1/3] making .venv with Python {platform.python_version()}")
@@ -153,7 +153,7 @@ def make_environment(venv: Path, root: Path, lock_text: str, run: Run) -> None:
     must(run([*install, "-r", str(root / "requirements" / "cpu.lock")]), hint)
 
 
-def install_package(venv: Path, root: Path, run: Run) -> None:
+def install_package(venv: Path, root: Path, run: "Run") -> None:
     """Build the kernels and make the package in ``root`` importable in ``venv``."""
     remove_stamp(venv, PACKAGE)
     # An installation that was killed may lack the list of its files, which pip wants.
@@ -169,18 +169,18 @@ def install_package(venv: Path, root: Path, run: Run) -> None:
     must((status, ""), "building the package failed, see above; mend it and run the command again")
 
 
-def pip(venv: Path) -> list[str]:
+def pip(venv: Path) -> "list[str]":
     """The start of a pip command in ``venv``."""
     return [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
 
 
-def must(outcome: tuple[int, str], message: str) -> None:
+def must(outcome: "tuple[int, str]", message: str) -> None:
     """Raise ``SetUpError`` with ``message`` unless the command did well."""
     if outcome[0]:
         raise SetUpError(message)
 
 
-def run_command(command: list[str], *, keep: bool = False) -> tuple[int, str]:
+def run_command(command: "list[str]", *, keep: bool = False) -> "tuple[int, str]":
     """Run ``command``: its exit status, and its output if ``keep`` (else it is shown)."""
     # PIP_USER and PIP_TARGET, where set, would send packages elsewhere than .venv.
     away = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
@@ -216,13 +216,13 @@ def pinned(lock_text: str, name: str) -> str:
     return match[1]
 
 
-def available_versions(listing: str) -> list[str]:
+def available_versions(listing: str) -> "list[str]":
     """The versions in what ``pip index versions`` printed; none if it found none."""
     match = re.search(r"^Available versions: (.*)$", listing, re.MULTILINE)
     return [version.strip() for version in match[1].split(",")] if match else []
 
 
-def torch_index(wanted: str, available: list[str]) -> list[str]:
+def torch_index(wanted: str, available: "list[str]") -> "list[str]":
     """What pip must be told to find PyTorch ``wanted``: nothing if it has it anyway."""
     return [] if wanted in available else ["--extra-index-url", TORCH_INDEX]
 
@@ -286,7 +286,7 @@ def remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(venv: Path) -> Iterator[None]:
+def locked(venv: Path) -> "Iterator[None]":
     """Hold the lock of ``venv``, which marks the folder as made here.
 
     The programs that are started inherit the lock: if only this one is killed, the next

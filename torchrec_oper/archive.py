@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +29,9 @@ from torchrec_oper.errors import ArchiveError
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 HEADER = "header"
+
+# A temporary file is called .NAME.oper-RANDOM.part, so that nobody else's is taken for one.
+_PART = ".oper-"
 
 # What zipfile, numpy and json raise when they are given the bytes of something else.
 _DAMAGE = (
@@ -79,54 +85,89 @@ def read_archive(
         OSError: there is no such file, or it may not be read.
         ArchiveError: the file is truncated, damaged, or of another kind.
     """
+    # numpy's own words for a file that isn't an archive advise to unpickle it: not repeated.
+    refusal = f"{path} is not a {kind} of torchrec-oper, or is truncated or damaged"
     with open(path, "rb") as file:
         try:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("not an archive")
+            file.seek(0)
             with np.load(file, allow_pickle=False) as members:
                 arrays = {name: members[name] for name in members.files}
             header = json.loads(arrays.pop(HEADER).tobytes())
-            found = header.pop("kind")
-            if header.pop("arrays") != sorted(arrays):
-                raise ValueError("an array is missing")
+            found, told = header.pop("kind"), header.pop("arrays")
         except _DAMAGE as error:
-            raise ArchiveError(
-                f"{path} is not a {kind} of torchrec-oper, or is truncated or damaged"
-                f" ({error}); write it again"
-            ) from error
+            raise ArchiveError(f"{refusal}; write it again") from error
+    if told != sorted(arrays):
+        raise ArchiveError(f"{refusal} (an array is missing); write it again")
     if found != kind:
         raise ArchiveError(f"{path} holds a {found}, wanted a {kind}")
     return header, arrays
 
 
+def check_writable(
+    path: str | os.PathLike[str], *, inputs: Iterable[str | os.PathLike[str]] = ()
+) -> None:
+    """Find before long work what would keep ``replace_file`` from writing ``path`` after it.
+
+    What isn't a regular file (``/dev/null``, a named pipe) may be written to.
+
+    Args:
+        path: where the output will go; it isn't changed.
+        inputs: the files that are read meanwhile; those that don't exist are passed over.
+
+    Raises:
+        OSError: ``path`` is a folder, its folder is missing or can't be written, or it is
+            one of ``inputs``, by whatever name; ``filename`` says which path.
+    """
+    target, old = _find(path)
+    for source in inputs:
+        if old is not None and os.path.exists(source) and os.path.samefile(source, target):
+            raise OSError(
+                errno.EINVAL, "is read as an input; choose another file to write", str(path)
+            )
+    if old is not None and not stat.S_ISREG(old.st_mode):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    # Tried out: what the permissions say isn't all, as in /proc.
+    with _errors_name(path):
+        descriptor, part = _open_part(target, 0o600)
+        os.unlink(part)
+        os.close(descriptor)
+
+
 def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then rename it to ``path``.
 
-    A link keeps pointing to its target, which is replaced. What isn't a regular file
-    (``/dev/null``, a named pipe) can't be replaced, and is written to directly.
+    A link keeps pointing to its target, which is replaced and keeps its permissions.
+    What isn't a regular file (``/dev/null``, a named pipe) can't be replaced, and is
+    written to directly. Temporary files that a killed writer of ``path`` left are removed.
+
+    Raises:
+        OSError: the file can't be written; ``filename`` is ``path``, unless ``write``
+            failed with another file.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as special:
-            write(special)
-        return
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(target.parent))
-    descriptor, temporary = tempfile.mkstemp(
-        dir=target.parent, prefix=f".{target.name}.", suffix=".part"
-    )
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            # A full disk names no file, and the temporary one would tell the user little.
-            error.filename, error.filename2 = str(path), None
-        raise
+    target, old = _find(path)
+    with _errors_name(path):
+        if old is not None and not stat.S_ISREG(old.st_mode):
+            with open(os.fspath(path), "wb") as special:
+                write(special)
+            return
+        _remove_stale_parts(target)
+        descriptor, part = _open_part(target, 0o666 if old is None else 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+                file.flush()
+                if old is not None:
+                    os.fchmod(descriptor, old.st_mode & 0o777)
+                os.fsync(descriptor)
+                os.replace(part, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
 
 
 def content_hash(header: Mapping[str, Any], arrays: Arrays) -> str:
@@ -140,7 +181,62 @@ def content_hash(header: Mapping[str, Any], arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _find(path: str | os.PathLike[str]) -> tuple[Path, os.stat_result | None]:
+    """The file that ``path`` leads to, and what is known of it if it exists.
+
+    Raises:
+        OSError: it is a folder, or its folder is missing.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        old = os.stat(os.fspath(path))
+    except FileNotFoundError:
+        if not os.fspath(path):
+            raise
+        if not target.parent.is_dir():
+            message = f"there is no such folder: {target.parent}"
+            raise FileNotFoundError(errno.ENOENT, message, str(path)) from None
+        return target, None
+    if stat.S_ISDIR(old.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder, wanted a file to write", str(path))
+    return target, old
+
+
+@contextlib.contextmanager
+def _errors_name(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an error of the system name ``path`` where it names no file or a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and _PART not in str(error.filename):
+            raise
+        number, words = error.errno or errno.EIO, error.strerror or str(error)
+        raise OSError(number, words, str(path)) from error
+
+
+def _open_part(target: Path, mode: int) -> tuple[int, str]:
+    """A new temporary file beside ``target``: its descriptor, which holds its lock, and name."""
+    while True:
+        part = f"{target.parent}/.{target.name[:50]}{_PART}{secrets.token_hex(4)}.part"
+        try:
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        except OSError as error:
+            message = f"can't make a file in {target.parent} ({error.strerror})"
+            raise OSError(error.errno, message) from error
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.path.exists(part):
+            return descriptor, part
+        os.close(descriptor)  # another writer took it for stale before it was locked
+
+
+def _remove_stale_parts(target: Path) -> None:
+    """Remove temporary files of ``target`` that no living process has locked."""
+    for part in target.parent.glob(f".{glob.escape(target.name[:50])}{_PART}????????.part"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone already
+            descriptor = os.open(part, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(descriptor)

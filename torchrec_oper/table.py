@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from torchrec_oper.errors import ProfileError
+import numpy as np
+
+from torchrec_oper.errors import OperError, ProfileError
 
 Pooling = Literal["sum", "mean"]
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+COUNT_LIMIT = 2**63  # of rows, bytes and lookups: they are counted in int64
+
+
+def whole_number(
+    value: Any, what: str, *, least: int = 0, error: type[OperError] = ProfileError
+) -> int:
+    """``value``, an integer of Python or numpy, as an ``int``.
+
+    Args:
+        value: what a caller or a file gave.
+        what: what it counts, for the message.
+        least: the least that will do.
+        error: the kind of error to raise.
+
+    Raises:
+        OperError: of kind ``error``; it is no integer, or not from ``least`` to below
+            ``COUNT_LIMIT``.
+    """
+    try:
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise error(f"{what} must be an integer of {least} or more, found {_shown(number, value)}")
+    if number >= COUNT_LIMIT:
+        raise error(f"{what} must be below 2**63 (about 9.2e18), found {_shown(number, value)}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -26,6 +58,8 @@ class TableSpec:
         dtype: element type of a row, a key of ``ELEMENT_BYTES``.
         pooling: how the rows of a bag become one vector.
         optimizer_bytes_per_row: bytes of optimizer state kept for a row.
+
+    Integers of numpy are kept as ``int``. The table's bytes stay below 2**63.
 
     Raises:
         ProfileError: for a value outside what is said above.
@@ -43,12 +77,8 @@ class TableSpec:
         if not self.name or not isinstance(self.name, str):
             raise ProfileError(f"a table needs a name, found {self.name!r}")
         for field, least in (("rows", 1), ("dim", 1), ("optimizer_bytes_per_row", 0)):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ProfileError(
-                    f"table {self.name}: {field} must be an integer of {least} or more,"
-                    f" found {value!r}"
-                )
+            number = whole_number(getattr(self, field), f"table {self.name}: {field}", least=least)
+            object.__setattr__(self, field, number)
         # A lone string would pass for a tuple of one-letter features.
         if not isinstance(self.features, tuple) or not all(
             isinstance(feature, str) for feature in self.features
@@ -60,7 +90,7 @@ class TableSpec:
             raise ProfileError(f"table {self.name}: needs at least one feature")
         if len(set(self.features)) != len(self.features):
             raise ProfileError(f"table {self.name}: a feature is named twice: {self.features}")
-        if self.dtype not in ELEMENT_BYTES:
+        if not isinstance(self.dtype, str) or self.dtype not in ELEMENT_BYTES:
             raise ProfileError(
                 f"table {self.name}: dtype must be one of {sorted(ELEMENT_BYTES)},"
                 f" found {self.dtype!r}"
@@ -68,6 +98,11 @@ class TableSpec:
         if self.pooling not in ("sum", "mean"):
             raise ProfileError(
                 f"table {self.name}: pooling must be 'sum' or 'mean', found {self.pooling!r}"
+            )
+        if self.rows * self.stored_row_bytes >= COUNT_LIMIT:
+            raise ProfileError(
+                f"table {self.name}: {self.rows} rows of {self.stored_row_bytes} bytes, optimizer"
+                " state included, are over the limit of 2**63 bytes (about 9.2e18)"
             )
 
     @property
@@ -85,12 +120,16 @@ class TableSpec:
         return {**asdict(self), "features": list(self.features)}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> TableSpec:
+    def from_json(cls, fields: Mapping[str, Any]) -> TableSpec:
         """The table that ``to_json`` wrote.
 
         Raises:
             ProfileError: a field is missing, unknown, or has a wrong value.
         """
+        if not isinstance(fields, Mapping):
+            raise ProfileError(
+                f"not the fields of a table: wanted a mapping, found {reprlib.repr(fields)}"
+            )
         features = fields.get("features")
         if isinstance(features, list):
             fields = {**fields, "features": tuple(features)}
@@ -134,6 +173,13 @@ def check_unique_names(tables: Sequence[Named]) -> None:
     repeated = sorted(name for name, count in times.items() if count > 1)
     if repeated:
         raise ProfileError(f"table names must be unique, found twice: {', '.join(repeated)}")
+
+
+def _shown(number: int | None, value: Any) -> str:
+    """The value in words of bounded length; Python refuses to print thousands of digits."""
+    if number is not None and number.bit_length() > 256:
+        return f"an integer of {number.bit_length()} bits"
+    return reprlib.repr(value) if number is None else str(number)
 
 
 def _given(tables: Any) -> tuple[TableSpec, ...]:

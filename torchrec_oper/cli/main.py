@@ -18,7 +18,10 @@ STATUS_PIPE_CLOSED = 141  # and for SIGPIPE
 
 
 class Command(Protocol):
-    """What the module of a subcommand offers; a new one is added to ``COMMANDS``."""
+    """What the module of a subcommand offers; a new one is added to ``COMMANDS``.
+
+    It imports what takes long in ``run``, under ``ended_by_interrupt``; ``--help`` is quick.
+    """
 
     NAME: str
     SUMMARY: str
@@ -44,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 2 for what the user can mend, 130 for Ctrl-C, 141 where the
         reader of the output went away.
     """
-    arguments = _parser().parse_args(argv)
+    _replace_closed_streams()
     try:
+        arguments = _parser().parse_args(argv)
         arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -84,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def _replace_closed_streams() -> None:
+    """Open what the caller closed (``>&-``), or the next file would get its number."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _complain(message: str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torchrec_oper.errors import ProfileError
-from torchrec_oper.profile.access import AccessProfile
-from torchrec_oper.profile.criteo import CATEGORICAL_FEATURES, criteo_tables, profile_log
+from torchrec_oper.cli.interrupt import ended_by_interrupt
+
+if TYPE_CHECKING:  # numpy and what else takes long to import waits until `run`
+    from torchrec_oper.profile.access import AccessProfile
 
 NAME = "profile"
 SUMMARY = "count how often a click log looks up each row of the embedding tables"
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         metavar="N[,N...]",
         type=_rows,
-        help=f"rows of every table, or of each of the {len(CATEGORICAL_FEATURES)}",
+        help="rows of every table, or of each of the 26",
     )
 
 
@@ -62,42 +63,37 @@ def run(arguments: argparse.Namespace) -> None:
         OSError: the log can't be read, or the profile can't be written.
         OperError: the log breaks its format, or an argument has a wrong value.
     """
+    with ended_by_interrupt():
+        from torchrec_oper.archive import check_writable
+        from torchrec_oper.profile.criteo import CATEGORICAL_FEATURES, criteo_tables, profile_log
+
     output = arguments.output or Path(f"{_stem(arguments.file)}.profile")
-    tables = criteo_tables(scale=arguments.scale, rows=arguments.rows)
-    _check_paths(arguments.file, output)
+    rows = arguments.rows
+    if rows is not None and len(rows) == 1:
+        rows *= len(CATEGORICAL_FEATURES)
+    tables = criteo_tables(scale=arguments.scale, rows=rows)
+    check_writable(output, inputs=[arguments.file])
     profile = profile_log(arguments.file, tables, progress=True)
     profile.save(output)
     for line in _summary(profile):
         print(line)
+    if not output.is_file():
+        print(f"\nwritten to {output}")
+        return
     print(f"\nwritten to {output} ({os.path.getsize(output):,} bytes)")
     print(f"next: plan with it, OperPlanner(profile=AccessProfile.load({str(output)!r}), ...)")
 
 
 def _rows(text: str) -> tuple[int, ...]:
     try:
-        rows = tuple(int(part) for part in text.split(","))
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"wanted N or N,N,..., found {text!r}") from None
-    return rows * len(CATEGORICAL_FEATURES) if len(rows) == 1 else rows
 
 
 def _stem(file: Path) -> str:
     name = file.stem if file.suffix in (".gz", ".zst") else file.name
     return Path(name).stem
-
-
-def _check_paths(file: Path, output: Path) -> None:
-    """Find before a long read what would fail after it."""
-    if output.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a folder, wanted a file to write", str(output))
-    if output.exists() and not output.is_file():
-        return  # a device or a pipe, which is written to directly
-    if not output.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(output.parent))
-    if not os.access(output.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, "can't write in this folder", str(output.parent))
-    if file.exists() and output.exists() and file.samefile(output):
-        raise ProfileError(f"{output} is the log itself; choose another file with -o")
 
 
 def _summary(profile: AccessProfile) -> Iterator[str]:

@@ -33,12 +33,12 @@ from torchrec.modules.itep_embedding_modules import (
 
 from torchrec_oper.errors import OperError, PlanError
 from torchrec_oper.planner.bound import busiest_rank_bound
-from torchrec_oper.planner.cluster import Cluster, whole_number
+from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.plan import Plan, TablePlacement
 from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.planner.search import deal_rows
 from torchrec_oper.profile import AccessProfile, TableAccess
-from torchrec_oper.table import TableSpec, table_specs
+from torchrec_oper.table import TableSpec, table_specs, whole_number
 
 OPER = "oper"
 """The sharding type of our plan entries, which no stock sharder accepts."""
@@ -104,9 +104,7 @@ class OperPlanner(ShardingPlanner):
                 raise PlanError(f"{name} must be a {kind.__name__} or None, found {value!r}")
         self._profile = profile
         self._cluster = cluster
-        self._seed = whole_number(seed, "seed")
-        if self._seed < 0:
-            raise PlanError(f"seed must be 0 or more, found {seed}")
+        self._seed = whole_number(seed, "seed", error=PlanError)
 
     def plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from torchrec_oper.archive import content_hash
 from torchrec_oper.errors import PlanError
+from torchrec_oper.table import whole_number
 
 # Left for activations, buffers and the rest of the model where memory is detected.
 EMBEDDING_SHARE = 0.8
@@ -30,9 +30,7 @@ class RankSpec:
     memory_bytes: int
 
     def __post_init__(self) -> None:
-        size = whole_number(self.memory_bytes, "a rank's memory_bytes")
-        if size < 1:
-            raise PlanError(f"a rank's memory_bytes must be 1 or more, found {size}")
+        size = whole_number(self.memory_bytes, "a rank's memory_bytes", least=1, error=PlanError)
         object.__setattr__(self, "memory_bytes", size)
 
 
@@ -49,8 +47,8 @@ class Cluster:
     @classmethod
     def uniform(cls, world_size: int, *, memory_bytes: int) -> Cluster:
         """``world_size`` ranks of ``memory_bytes`` each."""
-        ranks = range(whole_number(world_size, "world_size"))
-        return cls(tuple(RankSpec(memory_bytes) for _ in ranks))
+        count = whole_number(world_size, "world_size", least=1, error=PlanError)
+        return cls((RankSpec(memory_bytes),) * count)
 
     @classmethod
     def detect(cls, world_size: int | None = None) -> Cluster:
@@ -67,8 +65,7 @@ class Cluster:
             PlanError: a variable isn't a positive whole number.
         """
         ranks = world_size if world_size is not None else _positive("WORLD_SIZE", 1)
-        if whole_number(ranks, "world_size") < 1:
-            raise PlanError(f"world_size must be 1 or more, found {ranks}")
+        ranks = whole_number(ranks, "world_size", least=1, error=PlanError)
         local = min(_positive("LOCAL_WORLD_SIZE", ranks), ranks)
         return cls.uniform(ranks, memory_bytes=int(_host_bytes() * EMBEDDING_SHARE) // local)
 
@@ -90,18 +87,6 @@ class Cluster:
     def from_json(cls, fields: Mapping[str, Any]) -> Cluster:
         """The cluster that ``to_json`` wrote."""
         return cls(tuple(RankSpec(int(size)) for size in fields["memory_bytes"]))
-
-
-def whole_number(value: Any, name: str) -> int:
-    """``value`` as an int.
-
-    Raises:
-        PlanError: it isn't a whole number; the message names it ``name``.
-    """
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise PlanError(f"{name} must be a whole number, found {value!r}") from error
 
 
 def _host_bytes(limit: Path = CONTAINER_LIMIT) -> int:

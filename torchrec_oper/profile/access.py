@@ -17,7 +17,13 @@ from torchrec_oper.archive import content_hash, read_archive, write_archive
 from torchrec_oper.errors import ProfileError
 from torchrec_oper.profile.batches import collect_batch
 from torchrec_oper.profile.collector import AccessCollector
-from torchrec_oper.table import TableSpec, check_unique_names, table_specs
+from torchrec_oper.table import (
+    COUNT_LIMIT,
+    TableSpec,
+    check_unique_names,
+    table_specs,
+    whole_number,
+)
 
 FORMAT = 1
 KIND = "profile"
@@ -51,7 +57,8 @@ class TableAccess:
 
     def __post_init__(self) -> None:
         # The rules for names, rows and features are TableSpec's; dim has no say here.
-        TableSpec(name=self.name, rows=self.rows, dim=1, features=self.features)
+        spec = TableSpec(name=self.name, rows=self.rows, dim=1, features=self.features)
+        object.__setattr__(self, "rows", spec.rows)
         for field in ("ids", "counts"):
             array = self._copied(field)
             array.flags.writeable = False
@@ -93,6 +100,8 @@ class TableAccess:
             raise self._wrong(f"id {repeated[0]} is listed twice")
         if counts.min() < 1:
             raise self._wrong(f"counts must be 1 or more, found {counts.min()}")
+        if counts.sum(dtype=np.float64) >= COUNT_LIMIT:
+            raise self._wrong("its counts add up to 2**63 lookups or more")
         in_order = (counts[:-1] > counts[1:]) | ((counts[:-1] == counts[1:]) & (ids[:-1] < ids[1:]))
         if not in_order.all():
             at = int(np.argmin(in_order)) + 1
@@ -103,10 +112,8 @@ class TableAccess:
 
     def _check_bags(self) -> None:
         for field in ("bags", "empty_bags"):
-            if not _is_count(getattr(self, field)):
-                raise self._wrong(
-                    f"{field} must be an integer of 0 or more, found {getattr(self, field)!r}"
-                )
+            count = whole_number(getattr(self, field), f"profile of table {self.name}: {field}")
+            object.__setattr__(self, field, count)
         filled = self.bags - self.empty_bags
         if not (0 < filled <= self.lookups or filled == self.lookups == 0):
             raise self._wrong(
@@ -135,8 +142,8 @@ class AccessProfile:
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
-        if not _is_count(self.samples) or self.samples < 1:
-            raise ProfileError(f"a profile needs 1 sample or more, found {self.samples!r}")
+        samples = whole_number(self.samples, "the samples of a profile", least=1)
+        object.__setattr__(self, "samples", samples)
 
     @classmethod
     def from_batches(
@@ -281,9 +288,7 @@ class AccessProfile:
 
 
 def _check_format(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
-    found: Any = header.get("format")
-    if not _is_count(found) or found < 1:
-        raise ProfileError(f"{path}: format must be an integer from 1, found {found!r}")
+    found = whole_number(header.get("format"), f"{path}: format", least=1)
     if found > FORMAT:
         raise ProfileError(
             f"{path} has profile format {found}, but this version of torchrec-oper reads"
@@ -322,10 +327,6 @@ def _differences(name: str, found: TableAccess | None, wanted: TableSpec | None)
             f" wanted {', '.join(wanted.features)}"
         )
     return trouble
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _smallest(array: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

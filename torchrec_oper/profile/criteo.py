@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 from torchrec_oper.errors import ProfileError
@@ -21,7 +21,7 @@ from torchrec_oper.profile.criteo_format import (
     CriteoBlock,
 )
 from torchrec_oper.profile.text_log import line_chunks
-from torchrec_oper.table import TableSpec, table_specs
+from torchrec_oper.table import COUNT_LIMIT, TableSpec, table_specs
 
 __all__ = [
     "BLOCK_BYTES",
@@ -91,10 +91,12 @@ def criteo_tables(
         rows: rows of the 26 tables, instead of ``scale``.
 
     Raises:
-        ProfileError: ``scale`` isn't above 0, or ``rows`` aren't 26 numbers from 1.
+        ProfileError: ``scale`` isn't above 0, ``rows`` aren't 26 numbers from 1, or a
+            table is too large to count; see ``TableSpec``.
     """
-    if not (isfinite(scale) and scale > 0):
-        raise ProfileError(f"scale must be above 0, found {scale}")
+    limit = COUNT_LIMIT / max(KAGGLE_ROWS)
+    if not 0 < scale < limit:
+        raise ProfileError(f"scale must be above 0 and below {limit:.1e}, found {scale}")
     if rows is None:
         rows = [max(2, ceil(distinct * scale)) for distinct in KAGGLE_ROWS]
     if len(rows) != len(CATEGORICAL_FEATURES):
