@@ -184,8 +184,10 @@ def test_report_shows_load_memory_bound_and_tables() -> None:
     report = plan().report()
     assert "2 tables on 2 ranks, profile abababababab" in report
     assert "busiest rank / mean: 1.0000, busiest rank above the bound: 0.00%" in report
-    assert "sparse.ebc.clicks" in report
+    assert "\ntables of sparse.ebc:\ntable " in report
     lines = [line.split() for line in report.splitlines()]
+    owned = plan().placements[0].row_map.owned_rows
+    assert ["clicks", "6", "partial", f"{owned[0]}", f"{owned[1]}", "7", "3"] in lines
     assert ["0", "7", "56", f"{plan().memory_bytes[0]}", "1,000"] in lines
     unknown = replace(plan(), profile_hash=None)
     assert "no profile: rows were dealt as if all were looked up alike" in unknown.report()

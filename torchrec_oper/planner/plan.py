@@ -212,20 +212,10 @@ class Plan:
                 }
             ),
             f"busiest rank / mean: {balance:.4f}, busiest rank above the bound: {self.gap:.2%}",
-            table_of(
-                ("table", "rows", "exchange", "rows of each rank", "lookups of each rank"),
-                [
-                    (
-                        p.key,
-                        p.table.rows,
-                        p.exchange,
-                        _list(p.row_map.owned_rows),
-                        _list(p.planned_lookups),
-                    )
-                    for p in self.placements
-                ],
-            ),
         ]
+        for module in dict.fromkeys(p.module for p in self.placements):
+            lines += [f"tables of {module}:"] if module else []
+            lines.append(_tables([p for p in self.placements if p.module == module]))
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -317,6 +307,21 @@ class Plan:
             bound_bytes=header["bound_bytes"],
             seed=header["seed"],
         )
+
+
+def _tables(placements: Sequence[TablePlacement]) -> str:
+    titles = ("table", "rows", "exchange", "rows of each rank", "lookups of each rank")
+    rows = [
+        (
+            p.table.name,
+            p.table.rows,
+            p.exchange,
+            _list(p.row_map.owned_rows),
+            _list(p.planned_lookups),
+        )
+        for p in placements
+    ]
+    return table_of(titles, rows)
 
 
 def _bytes(placement: TablePlacement) -> list[int]:
