@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +21,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ranks import Ranks, UserError
 from torchrec_oper.profile.criteo import CriteoLog
 from torchrec_oper.table import TableSpec
+from wording import counted
 
 DENSE_FIELDS = 13
 EMPTY = -1  # in place of an id
 DTYPES = {"labels": np.int8, "dense": np.float32, "ids": np.int32}
+BYTES_PER_SAMPLE = 1 + 4 * DENSE_FIELDS + 4 * 26  # of a Criteo log, unpacked
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ class Split:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(
-                f"the log has {len(self.data):,} samples, {self.held_out:,} of them held out: too"
-                f" few for one global batch of {self.global_batch_size:,}; lower"
+                f"the log has {counted(len(self.data), 'sample')}, {self.held_out:,} of them held"
+                f" out: too few for one global batch of {self.global_batch_size:,}; lower"
                 " --global-batch-size, or use a longer log"
             )
 
@@ -155,21 +160,36 @@ def _unpack(path: Path, tables: Sequence[TableSpec]) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="train_dlrm."))
     try:
         with ExitStack() as stack:
-            files = {name: stack.enter_context(open(folder / name, "wb")) for name in DTYPES}
+            files = {name: stack.enter_context(FileIO(folder / name, "w")) for name in DTYPES}
             for block in CriteoLog(path).blocks(progress=True):
-                block.labels.tofile(files["labels"])
-                model_input(block.dense).tofile(files["dense"])
+                _append(files["labels"], block.labels)
+                _append(files["dense"], model_input(block.dense))
                 ids = np.full((len(block.labels), len(tables)), EMPTY, dtype=np.int32)
                 for column, table in enumerate(tables):
                     values, lengths = block.ids(column, table.rows)
                     ids[lengths > 0, column] = values
-                ids.tofile(files["ids"])
+                _append(files["ids"], ids)
         if not (folder / "labels").stat().st_size:
             raise UserError(f"{path} holds no sample")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _append(file: FileIO, values: npt.NDArray[Any]) -> None:
+    """Write the values as they are in memory; the error of a full disk says what to do."""
+    rest = memoryview(values.tobytes())
+    try:
+        while len(rest):
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        folder = Path(os.fsdecode(file.name)).parent.parent
+        raise UserError(
+            f"the log can't be unpacked to {folder}: {error.strerror}; it takes"
+            f" {BYTES_PER_SAMPLE} bytes a sample: free space there, or set TMPDIR to a folder"
+            " that has it"
+        ) from error
 
 
 def model_input(dense: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -30,8 +31,11 @@ from tqdm import tqdm
 
 from torchrec_oper.archive import replace_file
 from torchrec_oper.profile.criteo import criteo_tables
+from wording import counted
 
 FORMAT_VERSION = 1  # raise it when equal options no longer give an equal file
+MOST_SAMPLES = 10**10
+MOST_SEED = 2**32 - 1
 BLOCK_SAMPLES = 50_000  # each block has a generator of its own, so this is part of the format
 CLICK_BIAS = -1.6
 WEIGHT_SCALE = 0.35
@@ -69,14 +73,16 @@ class ClickLogSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples must be 1 or more, found {self.samples}")
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise ValueError(
+                f"samples must be between 1 and {MOST_SAMPLES:,}, found {self.samples}"
+            )
         if not 0 < self.scale <= 1:
             raise ValueError(f"scale must be above 0 and at most 1, found {self.scale}")
         if not 0 <= self.zipf <= 5:
             raise ValueError(f"zipf must be between 0 and 5, found {self.zipf}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, found {self.seed}")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(f"seed must be between 0 and {MOST_SEED:,}, found {self.seed}")
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -252,6 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_log_options(parser)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:
         spec = ClickLogSpec(options.samples, options.scale, options.zipf, options.seed)
         options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -261,7 +268,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)
         return 130
-    print(f"wrote {options.output}: {spec.samples:,} samples, {sum(spec.rows):,} rows in 26 tables")
+    print(
+        f"wrote {options.output}: {counted(spec.samples, 'sample')},"
+        f" {sum(spec.rows):,} rows in 26 tables"
+    )
     return 0
 
 

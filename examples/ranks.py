@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import socket
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
 from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from stopping import EXIT_STOPPED, Stopped, StopRequest
 from torchrec_oper.errors import OperError
 
 T = TypeVar("T")
 
+EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
-EXIT_STOPPED = 130
+EXIT_ALONE = 3  # another rank is gone, and has the better reason
 # A rank waits this long for another one that reads, profiles or plans.
 WAIT = timedelta(hours=2)
+# What gloo and the store say when the process at the other end of a connection is gone.
+LOST_CONNECTION = re.compile(
+    r"gloo.*(Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused)",
+    re.DOTALL,
+)
 
 
 class UserError(Exception):
     """Something the user can put right; the message says how."""
-
-
-class Stopped(Exception):  # noqa: N818 (no error, but what the user wants)
-    """The user asked the program to stop; the message says how far it came."""
-
-    def __init__(self, message: str = "stopped; nothing is left running") -> None:
-        super().__init__(message)
-
-
-EXPECTED = (UserError, OperError, OSError)
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,22 @@ class Ranks:
         if self.world_size > 1:
             dist.barrier()
 
+    def has_last_words(self) -> bool:
+        """Whether this is the first rank to ask: the one to say why the run ends early."""
+        if self.world_size == 1:
+            return True
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        wait = timedelta(seconds=2)
+        try:
+            # The launcher keeps the store: it is there when other ranks are gone. If it is
+            # gone itself, a TCPStore would say so in a hundred lines.
+            socket.create_connection((host, port), timeout=wait.total_seconds()).close()
+            store = dist.TCPStore(host, port, timeout=wait, wait_for_workers=False)
+            return int(store.add(f"last words {run}", 1)) == 1
+        except (OSError, RuntimeError):
+            return self.first
+
     def first_does(self, work: Callable[[], T], *, share: bool = True) -> T | None:
         """What ``work`` gives on rank 0; the others wait for it.
 
@@ -73,7 +87,7 @@ class Ranks:
             share: send the result to the other ranks, rather than None.
 
         Raises:
-            UserError: on every rank, when rank 0 met an expected error.
+            UserError: on every rank, when rank 0 met an error that a line explains.
         """
         outcome: list[tuple[T | None, str | None]] = [(None, None)]
         result: T | None = None
@@ -81,8 +95,11 @@ class Ranks:
             try:
                 result = work()
                 outcome = [(result if share else None, None)]
-            except EXPECTED as error:
-                outcome = [(None, one_line(error))]
+            except Exception as error:
+                message = explained(error)
+                if message is None:
+                    raise
+                outcome = [(None, message)]
         if self.world_size > 1:
             dist.broadcast_object_list(outcome, src=0)
         sent, failure = outcome[0]
@@ -91,57 +108,21 @@ class Ranks:
         return result if self.first else sent
 
 
-class StopRequest:
-    """SIGINT and SIGTERM, turned into a request that all ranks follow together.
-
-    Within ``at_step_boundary`` a signal is only noted, for the ranks to agree on after
-    the step; elsewhere, and the second time, it raises ``Stopped`` at once.
-    """
-
-    def __init__(self) -> None:
-        self.noted = False
-        self._waits_for_step = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    @contextmanager
-    def at_step_boundary(self) -> Iterator[None]:
-        """Let the code within ask ``noted`` when it is ready to stop."""
-        self._waits_for_step = True
-        try:
-            yield
-        finally:
-            self._waits_for_step = False
-
-    def ignore_from_now(self) -> None:
-        """Don't let a signal disturb the last words of a rank that is ending anyway."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        again, self.noted = self.noted, True
-        if again or not self._waits_for_step:
-            raise Stopped
-
-
-def run_ranks(work: Callable[[Ranks, StopRequest], None]) -> NoReturn:
+def run_ranks(work: Callable[[Ranks, StopRequest], None], stop: StopRequest) -> NoReturn:
     """Join the other ranks, do ``work`` with them, and exit with a code that says how it went.
 
-    Exit codes: 0 done, 2 an error that the user can put right, 130 stopped by the user.
+    Exit codes: 0 done, 2 an error that the user can put right, 130 stopped by the user,
+    3 another rank is gone, 1 an error that nobody expected.
     """
-    stop = StopRequest()
     ranks = Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     try:
+        stop.raise_from_now()
         _join()
         work(ranks, stop)
-    except (Stopped, *EXPECTED) as error:
+        dist.destroy_process_group()
+    except (Exception, Stopped) as error:
         _leave(ranks, stop, error)
-    except Exception:
-        # A rank that stops breaks the others' collectives, perhaps before the signal is here.
-        if not stop.noted:
-            raise
-        _leave(ranks, stop, Stopped())
-    dist.destroy_process_group()
+    stop.ignore_from_now()
     sys.exit(0)
 
 
@@ -160,15 +141,49 @@ def _quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _leave(ranks: Ranks, stop: StopRequest, error: Exception) -> NoReturn:
-    """Say what happened on rank 0, and end without waiting for ranks that may be gone."""
+def _leave(ranks: Ranks, stop: StopRequest, error: Exception | Stopped) -> NoReturn:
+    """Say what happened, once, and end without waiting for ranks that may be gone."""
     stop.ignore_from_now()
-    stopped = isinstance(error, Stopped)
-    if ranks.first:
-        print(f"\n{error}" if stopped else f"error: {one_line(error)}", file=sys.stderr)
+    code, text = _last_words(error, stop_noted=stop.noted)
+    # An error that nobody expected is told in any case.
+    if ranks.has_last_words() or code == EXIT_FAILED:
+        print(text, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(EXIT_STOPPED if stopped else EXIT_USER_ERROR)
+    os._exit(code)
+
+
+def _last_words(error: Exception | Stopped, *, stop_noted: bool) -> tuple[int, str]:
+    """The exit code, and what to print."""
+    if isinstance(error, Stopped):
+        return EXIT_STOPPED, f"\n{error}"
+    message = explained(error)
+    if message is not None:
+        return EXIT_USER_ERROR, f"error: {message}"
+    if stop_noted:
+        # A rank that stops breaks the others' collectives.
+        return EXIT_STOPPED, f"\n{Stopped()}"
+    if isinstance(error, dist.DistNetworkError) or (
+        isinstance(error, RuntimeError) and LOST_CONNECTION.search(str(error))
+    ):
+        return EXIT_ALONE, "error: another rank is gone: the connection to it broke"
+    return EXIT_FAILED, "".join(traceback.format_exception(error)).rstrip()
+
+
+def explained(error: Exception) -> str | None:
+    """What went wrong, in one line for the user, or None where only a traceback helps."""
+    if isinstance(error, (UserError, OperError, OSError)):
+        return one_line(error)
+    text = one_line(error)
+    allocator = re.search(r"DefaultCPUAllocator.*tried to allocate (\d+) bytes", text)
+    if isinstance(error, RuntimeError) and allocator:
+        text = f"wanted {int(allocator[1]) / 2**30:,.1f} GiB in one piece"
+    elif not isinstance(error, MemoryError):
+        return None
+    return (
+        f"not enough memory{f': {text}' if text else ''}; take less of --scale, --dim, --bottom,"
+        " --top or --global-batch-size"
+    )
 
 
 def one_line(error: BaseException) -> str:
@@ -195,6 +210,7 @@ def launch(ranks: int, arguments: list[str]) -> int:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # or else a folder stays in $TMPDIR
         run_id=f"train-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
@@ -205,11 +221,27 @@ def launch(ranks: int, arguments: list[str]) -> int:
     except SignalException:
         return EXIT_STOPPED
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        rank, failure = root_cause(error.failures)
         if failure.exitcode in (EXIT_USER_ERROR, EXIT_STOPPED):
             return failure.exitcode
         killed = failure.exitcode < 0
         how = f"was ended by {failure.signal_name()}" if killed else "failed; it says why above"
         print(f"error: rank {rank} {how}", file=sys.stderr)
-        return 1
+        return EXIT_FAILED
     return 0
+
+
+def root_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The failure, of one rank, that brought the others about.
+
+    The launcher sees them late and in no order: a rank that lost a connection, or was
+    then told to stop, isn't the cause while there is another.
+    """
+    consequences = (EXIT_STOPPED, -signal.SIGTERM, EXIT_ALONE)
+
+    def weight(rank: int) -> tuple[int, int]:
+        code = failures[rank].exitcode
+        return (consequences.index(code) + 1 if code in consequences else 0, rank)
+
+    rank = min(failures, key=weight)
+    return rank, failures[rank]

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # ruff: noqa: E402
-import signal
 import sys
 from pathlib import Path
 
-# Until run_ranks takes over, Ctrl-C ends the slow imports below, without a traceback.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+from stopping import StopRequest
+
+STOP = StopRequest()  # before the slow imports, which a signal may end too
 
 from torch import nn
 from torchrec.models.dlrm import DLRMTrain
@@ -30,12 +30,13 @@ from dlrm_model import (
     shard,
     train_rows_in_backward,
 )
-from ranks import Ranks, StopRequest, launch, run_ranks, started_by_launcher
+from ranks import Ranks, launch, run_ranks, started_by_launcher
 from torchrec_oper.planner import OperShardingPlan, load_table
 from torchrec_oper.profile import AccessProfile
 from torchrec_oper.profile.criteo import criteo_tables
 from train_loop import LossLog, evaluate, train
-from train_options import GENERATED, Options, parse
+from train_options import Options, parse
+from wording import counted
 
 
 def run(options: Options, ranks: Ranks, stop: StopRequest) -> None:
@@ -58,12 +59,12 @@ def run(options: Options, ranks: Ranks, stop: StopRequest) -> None:
 
     lookups = LookupCounter(model)
     say_training(split, steps, ranks)
-    with LossLog(options.log_losses if ranks.first else None) as log:
+    with stop.at_step_boundary(), LossLog(options.log_losses if ranks.first else None) as log:
         rate = train(model, optimizer, split, log, steps=steps, ranks=ranks, stop=stop)
     measured = lookups.of_all_ranks(ranks)
-    scores = evaluate(model, split, ranks)
-    say_results(rate, scores, ranks)
+    say_results(rate, evaluate(model, split, ranks), ranks)
     say_lookups(planned, measured, epochs=steps / split.steps, ranks=ranks)
+    log.check()
 
 
 def log_file(options: Options, ranks: Ranks) -> Path:
@@ -71,7 +72,7 @@ def log_file(options: Options, ranks: Ranks) -> Path:
     if options.data is not None:
         return options.data
     spec = options.log_spec
-    path = GENERATED / spec.file_name
+    path = options.log
 
     def generate_unless_there() -> None:
         if path.exists():
@@ -123,24 +124,24 @@ def say_data(shape: ModelShape, split: Split, ranks: Ranks) -> None:
     rows = sum(table.rows for table in shape.tables)
     ranks.say(
         f"model: DLRM, {len(shape.tables)} tables with {rows:,} rows of {shape.tables[0].dim}\n"
-        f"data: {len(split.data):,} samples, the last {split.held_out:,} held out;"
-        f" {split.steps:,} steps to an epoch"
+        f"data: {counted(len(split.data), 'sample')}, the last {split.held_out:,} held out;"
+        f" {counted(split.steps, 'step')} to an epoch"
     )
 
 
 def say_training(split: Split, steps: int, ranks: Ranks) -> None:
     """What comes now."""
     ranks.say(
-        f"train: {steps:,} steps, a global batch of {split.global_batch_size:,} samples over"
-        f" {ranks.world_size} {'rank' if ranks.world_size == 1 else 'ranks'}"
+        f"train: {counted(steps, 'step')}, a global batch of"
+        f" {counted(split.global_batch_size, 'sample')} over {counted(ranks.world_size, 'rank')}"
     )
 
 
-def say_results(rate: float, scores: tuple[float, float] | None, ranks: Ranks) -> None:
+def say_results(rate: float, scores: str | None, ranks: Ranks) -> None:
     """How fast and how well."""
     ranks.say(f"\ntraining: {rate:,.0f} samples/s (median step)")
     if scores is not None:
-        ranks.say(f"held out: AUC {scores[0]:.4f}, log-loss {scores[1]:.4f}")
+        ranks.say(f"held out: {scores}")
 
 
 def say_lookups(
@@ -166,7 +167,7 @@ def main() -> int:
     options = parse()
     if options.ranks > 1 and not started_by_launcher():
         return launch(options.ranks, sys.argv)
-    run_ranks(lambda ranks, stop: run(options, ranks, stop))
+    run_ranks(lambda ranks, stop: run(options, ranks, stop), STOP)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +21,10 @@ from torchmetrics.functional.classification import binary_auroc
 from tqdm import tqdm
 
 from click_batches import Split
-from ranks import Ranks, Stopped, StopRequest
+from ranks import Ranks, UserError, one_line
+from stopping import Stopped, StopRequest
 from torchrec_oper.archive import replace_file
+from wording import counted
 
 WARM_UP_STEPS = 10  # not timed: the first steps allocate
 
@@ -29,6 +33,8 @@ WARM_UP_STEPS = 10  # not timed: the first steps allocate
 class LossLog:
     """The mean loss of each global batch, written to a file at the end, however it comes.
 
+    A failure to write it doesn't take the training's results along: ``check`` raises it.
+
     Args:
         path: a file for one JSON value a line, or None for no file.
         losses: what was noted so far.
@@ -36,6 +42,7 @@ class LossLog:
 
     path: Path | None
     losses: list[float] = field(default_factory=list)
+    _failure: str | None = None
 
     def __enter__(self) -> LossLog:
         return self
@@ -46,8 +53,19 @@ class LossLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.path is not None:
+        if self.path is None:
+            return
+        try:
             replace_file(self.path, self._write)
+        except OSError as failure:
+            self._failure = f"--log-losses: the losses are not written: {one_line(failure)}"
+            if error is not None:  # which ends the program, and says why
+                print(f"error: {self._failure}", file=sys.stderr)
+
+    def check(self) -> None:
+        """Raise ``UserError`` if the file could not be written."""
+        if self._failure is not None:
+            raise UserError(self._failure)
 
     def _write(self, file: IO[bytes]) -> None:
         for step, loss in enumerate(self.losses):
@@ -71,11 +89,12 @@ def train(
 
     Raises:
         Stopped: on every rank after the same step, when one of them was told to stop.
+        UserError: on every rank, when the mean loss isn't finite.
     """
     model.train()
     seconds: list[float] = []
     bar = tqdm(total=steps, desc="train", unit=" steps", disable=quiet(ranks))
-    with stop.at_step_boundary(), bar:
+    with bar:
         for step in range(steps):
             started = time.perf_counter()
             optimizer.zero_grad()
@@ -84,11 +103,16 @@ def train(
             optimizer.step()
             mean_loss, stopping = _agree(loss, stop.noted, ranks)
             seconds.append(time.perf_counter() - started)
+            if not math.isfinite(mean_loss):
+                raise UserError(
+                    f"the training diverged: the mean loss of step {step + 1} of {steps} is"
+                    f" {mean_loss}; lower --lr"
+                )
             log.losses.append(mean_loss)
             rate = split.global_batch_size / seconds[-1]
             bar.set_postfix_str(f"loss {mean_loss:.4f}, {rate:,.0f} samples/s", refresh=False)
             bar.update()
-            if stopping and step + 1 < steps:
+            if stopping:
                 raise Stopped(
                     f"stopped after step {step + 1} of {steps}, loss {mean_loss:.4f};"
                     " the model was not evaluated"
@@ -111,8 +135,11 @@ def _agree(loss: torch.Tensor, stop_noted: bool, ranks: Ranks) -> tuple[float, b
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, ranks: Ranks) -> tuple[float, float] | None:
-    """AUC and log-loss on the held-out samples, the same on every rank; None without any."""
+def evaluate(model: nn.Module, split: Split, ranks: Ranks) -> str | None:
+    """AUC and log-loss on the held-out samples, in words; None without any.
+
+    Every rank has to call it, and has the same answer.
+    """
     if not split.held_out:
         return None
     model.eval()
@@ -132,7 +159,24 @@ def evaluate(model: nn.Module, split: Split, ranks: Ranks) -> tuple[float, float
     parts = [torch.empty_like(own) for _ in range(ranks.world_size)]
     dist.all_gather(parts, own)
     predicted = torch.stack(parts, dim=1).flatten()[: split.held_out]
-    clicks = torch.from_numpy(split.data.labels[-split.held_out :].astype("int64"))
-    auc = binary_auroc(predicted.sigmoid(), clicks)
+    clicks = split.data.labels[-split.held_out :].astype("int64")
+    return scores(predicted, torch.from_numpy(clicks))
+
+
+def scores(predicted: torch.Tensor, clicks: torch.Tensor) -> str:
+    """AUC and log-loss as far as they are defined.
+
+    Args:
+        predicted: float [samples], logits.
+        clicks: int64 [samples], 0 or 1.
+    """
+    if not predicted.isfinite().all():
+        return "no AUC and no log-loss: the model predicts numbers that aren't finite; lower --lr"
     log_loss = binary_cross_entropy_with_logits(predicted.double(), clicks.double())
-    return float(auc), float(log_loss)
+    clicked = int(clicks.sum())
+    if clicked in (0, len(clicks)):
+        return (
+            f"log-loss {log_loss:.4f}, no AUC: {clicked:,} of"
+            f" {counted(len(clicks), 'sample')} clicked, and it takes both kinds"
+        )
+    return f"AUC {binary_auroc(predicted.sigmoid(), clicks):.4f}, log-loss {log_loss:.4f}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from click_log import ClickLogSpec, add_log_options
+from torchrec_oper.archive import check_writable
 
 DESCRIPTION = """\
 Train TorchRec's DLRM on a click log, with its tables sharded over the ranks:
@@ -30,7 +31,18 @@ examples:
   torchrun --standalone --nproc-per-node 2 examples/train_dlrm.py --steps 100
       started by torchrun
 
-exit codes: 0 done, 2 an error that you can put right, 130 stopped by Ctrl-C or SIGTERM"""
+exit codes: 0 done, 2 an error that you can put right, 130 stopped by Ctrl-C or SIGTERM,
+1 a rank ended by something else (under torchrun, 3: because another rank is gone)"""
+
+# Far above what makes sense, and below what overflows in a library.
+MOST = {
+    "ranks": 1024,
+    "dim": 65_536,
+    "global_batch_size": 10**9,
+    "epochs": 10**9,
+    "steps": 10**9,
+}
+MOST_WIDTH = 65_536
 
 GENERATED = Path(__file__).resolve().parents[1] / "build" / "generated"
 
@@ -61,12 +73,17 @@ class Options:
         """The log to generate, without ``data``."""
         return ClickLogSpec(self.samples, self.scale, self.zipf, self.seed)
 
+    @property
+    def log(self) -> Path:
+        """The log to train on, whether or not it is generated yet."""
+        return self.data or GENERATED / self.log_spec.file_name
+
     def complaint(self) -> str | None:
         """What is wrong with the options, or None."""
-        for name in ("ranks", "dim", "global_batch_size", "epochs", "steps"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                return f"{_flag(name)} must be 1 or more, found {value}"
+            if value is not None and not 1 <= value <= most:
+                return f"{_flag(name)} must be between 1 and {most:,}, found {value}"
         if self.planner == "none" and self.ranks > 1:
             return (
                 f"--planner none trains unsharded in one process, found {self.ranks} ranks:"
@@ -80,15 +97,25 @@ class Options:
         if not 0 <= self.holdout < 1:
             return f"--holdout must be at least 0 and below 1, found {self.holdout}"
         if not 0 < self.lr < float("inf"):
-            return f"--lr must be above 0, found {self.lr}"
-        if self.log_losses and not self.log_losses.absolute().parent.is_dir():
-            return f"--log-losses: there is no folder {self.log_losses.absolute().parent}"
+            return f"--lr must be a number above 0, found {self.lr}"
         if self.data and not self.data.is_file():
             return f"--data: {self.data} is not there, or is not a file"
         try:
             self.log_spec  # noqa: B018 (it checks itself)
         except ValueError as error:
             return f"--{error}"
+        return self._complaint_of_output()
+
+    def _complaint_of_output(self) -> str | None:
+        """What would keep the losses from being written, after hours of training."""
+        if self.log_losses is None:
+            return None
+        if self.log_losses.resolve() == self.log.resolve():  # perhaps not generated yet
+            return f"--log-losses: {self.log_losses} is the log to train on"
+        try:
+            check_writable(self.log_losses, inputs=[self.log])
+        except OSError as error:
+            return f"--log-losses: {error.filename}: {error.strerror}"
         return None
 
 
@@ -218,8 +245,10 @@ def _widths(text: str) -> tuple[int, ...]:
         widths = tuple(int(width) for width in text.split(","))
     except ValueError:
         widths = ()
-    if not widths or min(widths) < 1:
-        raise argparse.ArgumentTypeError(f"wanted widths like 64,32, found {text!r}")
+    if not widths or min(widths) < 1 or max(widths) > MOST_WIDTH:
+        raise argparse.ArgumentTypeError(
+            f"wanted widths like 64,32, none above {MOST_WIDTH:,}, found {text!r}"
+        )
     return widths
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
+import os
 import re
 import resource
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
+import example_modules
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,15 +23,7 @@ from torchrec_oper.profile.criteo import KAGGLE_ROWS, CriteoLog
 PROGRAM = Path(__file__).parents[1] / "examples" / "click_log.py"
 
 
-def _load():
-    spec = importlib.util.spec_from_file_location("click_log", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["click_log"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-click_log = _load()
+click_log = example_modules.load("click_log").click_log
 SPEC = click_log.ClickLogSpec(samples=20_000, scale=0.001, zipf=1.1, seed=3)
 
 
@@ -156,11 +151,13 @@ def test_clicks_can_be_learnt_from_the_ids(lines, ids):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("samples", 0, "samples must be 1 or more, found 0"),
+        ("samples", 0, "samples must be between 1 and 10,000,000,000, found 0"),
+        ("samples", 10**20, f"samples must be between 1 and 10,000,000,000, found {10**20}"),
         ("scale", 0.0, "scale must be above 0 and at most 1, found 0.0"),
         ("scale", float("nan"), "scale must be above 0 and at most 1, found nan"),
         ("zipf", -1.0, "zipf must be between 0 and 5, found -1.0"),
-        ("seed", -1, "seed must be 0 or more, found -1"),
+        ("seed", -1, "seed must be between 0 and 4,294,967,295, found -1"),
+        ("seed", 2**32, "seed must be between 0 and 4,294,967,295, found 4294967296"),
     ],
 )
 def test_a_wrong_spec_says_what_was_wanted(field, value, message):
@@ -206,4 +203,25 @@ def test_the_program_refuses_a_wrong_option(tmp_path):
     done = _run("--scale", 2, "--output", tmp_path / "clicks.tsv")
     assert done.returncode == 2
     assert "scale must be above 0 and at most 1, found 2.0" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_sample_is_told_as_one(tmp_path):
+    done = _run("--samples", 1, "--scale", 0.001, "--output", tmp_path / "clicks.tsv")
+    assert ": 1 sample, " in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_nothing_behind(number, tmp_path):
+    command = [sys.executable, str(PROGRAM), "--samples", str(10**9), "-o", tmp_path / "log.tsv"]
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while process.poll() is None and not any(tmp_path.iterdir()):
+                time.sleep(0.01)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (130, "\nstopped; nothing was written\n")
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -219,60 +220,6 @@ def test_unsharded_training_on_two_ranks_is_refused_once():
     assert found.err.count("error: --planner none trains unsharded in one process") == 1
 
 
-WRONG_OPTIONS = {
-    "--steps 0": "--steps must be 1 or more, found 0",
-    "--ranks 0": "--ranks must be 1 or more, found 0",
-    "--planner none --ranks 2": "--planner none trains unsharded in one process, found 2 ranks",
-    "--global-batch-size 7": "--global-batch-size must be a multiple of the 2 ranks, found 7",
-    "--holdout 1": "--holdout must be at least 0 and below 1, found 1.0",
-    "--lr nan": "--lr must be above 0, found nan",
-    "--scale 2": "--scale must be above 0 and at most 1, found 2.0",
-    "--top 64,": "argument --top: wanted widths like 64,32, found '64,'",
-    "--data nowhere.tsv": "--data: nowhere.tsv is not there, or is not a file",
-    "--log-losses /no/where": "--log-losses: there is no folder /no",
-    "--planner best": "argument --planner: invalid choice: 'best'",
-}
-
-
-@pytest.fixture
-def train_options(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    import train_options
-
-    return train_options
-
-
-@pytest.mark.parametrize("given", WRONG_OPTIONS)
-def test_a_wrong_option_is_named_in_one_line(given, train_options, capsys):
-    with pytest.raises(SystemExit) as ended:
-        train_options.parse(given.split())
-    assert ended.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith(f"error: {WRONG_OPTIONS[given]}")
-    assert message.count("\n") == 1
-
-
-def test_only_rank_0_complains(train_options, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit) as ended:
-        train_options.parse(["--steps", "0"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == ""
-
-
-def test_ranks_of_torchrun_and_of_the_command_line_have_to_agree(
-    train_options, monkeypatch, capsys
-):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert train_options.parse([]).ranks == 2
-    with pytest.raises(SystemExit):
-        train_options.parse(["--ranks", "3"])
-    assert "--ranks 3, but torchrun started 2 ranks" in capsys.readouterr().err
-
-
 def ranks_below(launcher: int) -> list[int]:
     """Process ids of the launcher's children, from /proc."""
     children = []
@@ -294,15 +241,25 @@ def is_running(process: int) -> bool:
     return text.rpartition(")")[2].split()[0] != "Z"
 
 
-def stop_while_training(log, folder, *, torchrun, number):
-    """Start a long training, signal its process group, and see what is left of it."""
+def until_it_catches(number: int, process: subprocess.Popen) -> None:
+    """Wait until the process has a handler for the signal."""
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (number - 1) & 1:
+            return
+        time.sleep(0.01)
+
+
+@contextmanager
+def training(log, folder, *, torchrun=False):
+    """A long training in its first steps, and its two ranks."""
     losses = folder / "stopped.jsonl"
     command = program(
         *options(log, "oper"), "--epochs", 100_000, "--log-losses", losses, torchrun=torchrun
     )
     with subprocess.Popen(
         command,
-        env=environment(),
+        env={**environment(), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -315,18 +272,13 @@ def stop_while_training(log, folder, *, torchrun, number):
             time.sleep(1)
             ranks = ranks_below(process.pid)
             assert len(ranks) == 2, process.stderr.read() if process.poll() else ranks
-            os.killpg(process.pid, number)
-            _, err = process.communicate(timeout=40)
+            yield process, ranks
+            assert not [rank for rank in ranks if is_running(rank)]
         finally:
             process.kill()
-    return process.returncode, err, [rank for rank in ranks if is_running(rank)], losses
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_ends_both_ranks_after_the_same_step(number, log, folder):
-    code, err, left, losses = stop_while_training(log, folder, torchrun=False, number=number)
-    assert left == []
-    assert code == 130, err
+def assert_stopped(err, losses) -> None:
     steps, loss = re.fullmatch(
         r"\nstopped after step (\d+) of \d+, loss ([\d.]+); the model was not evaluated\n", err
     ).groups()
@@ -335,8 +287,70 @@ def test_a_stop_ends_both_ranks_after_the_same_step(number, log, folder):
     assert f"{values[-1]['loss']:.4f}" == loss
 
 
-def test_a_stop_of_torchrun_ends_both_ranks(log, folder):
-    _, err, left, _ = stop_while_training(log, folder, torchrun=True, number=signal.SIGINT)
-    assert left == []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_both_ranks_after_the_same_step(number, log, tmp_path):
+    with training(log, tmp_path) as (process, _):
+        os.killpg(process.pid, number)
+        _, err = process.communicate(timeout=40)
+    assert process.returncode == 130, err
+    assert_stopped(err, tmp_path / "stopped.jsonl")
+    assert not list(tmp_path.glob("torchelastic*")) + list(tmp_path.glob("train_dlrm*"))
+
+
+def test_a_stop_of_torchrun_ends_both_ranks(log, tmp_path):
+    with training(log, tmp_path, torchrun=True) as (process, _):
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=40)
     assert err.count("stopped after step") == 1
     assert "train_dlrm.py" not in err  # no traceback of ours
+
+
+def test_killing_the_launcher_ends_both_ranks_after_the_same_step(log, tmp_path):
+    with training(log, tmp_path) as (process, _):
+        process.kill()
+        _, err = process.communicate(timeout=40)  # until the ranks close its pipes
+    assert_stopped(err, tmp_path / "stopped.jsonl")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_is_told_in_two_lines(killed, log, tmp_path):
+    with training(log, tmp_path) as (process, ranks):
+        os.kill(min(ranks) if killed == 0 else max(ranks), signal.SIGKILL)
+        _, err = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert err == (
+        "error: another rank is gone: the connection to it broke\n"
+        f"error: rank {killed} was ended by SIGKILL\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_while_libraries_are_loaded_says_so(ranks, number, log):
+    command = program(*options(log, "oper"), "--ranks", ranks)
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        until_it_catches(signal.SIGTERM, process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=40)
+    assert (process.returncode, err) == (130, "\nstopped; nothing is left running\n")
+
+
+def test_a_training_that_diverges_says_so_once(log, tmp_path):
+    found = run(*options(log, "oper"), "--lr", "1e30", losses=tmp_path / "losses.jsonl")
+    assert found.code == 2
+    assert re.fullmatch(
+        r"error: the training diverged: the mean loss of step \d+ of \d+ is (nan|inf);"
+        r" lower --lr\n",
+        found.err,
+    )
+    assert np.isfinite(found.losses).all()
+    assert "AUC" not in found.out
+
+
+def test_results_outlive_losses_that_can_not_be_written(log):
+    found = run(*options(log, "none"), "--steps", 2, "--log-losses", "/dev/full")
+    assert found.code == 2
+    assert found.auc() > 0
+    assert found.err == (
+        "error: --log-losses: the losses are not written: /dev/full: No space left on device\n"
+    )

@@ -201,8 +201,8 @@ class Plan:
             else "no profile: rows were dealt as if all were looked up alike"
         )
         lines = [
-            f"plan {self.content_hash[:12]}: {len(self.placements)} tables on"
-            f" {self.world_size} ranks, {source}",
+            f"plan {self.content_hash[:12]}: {_count(len(self.placements), "table")} on"
+            f" {_count(self.world_size, "rank")}, {source}",
             rank_table(
                 {
                     "lookups": self.planned_lookups,
@@ -333,6 +333,10 @@ def _bytes(placement: TablePlacement) -> list[int]:
 def _sums(values: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """[W] sums over tables, in Python's integers, which don't overflow."""
     return tuple(map(sum, zip(*values, strict=True)))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _list(counts: Ints, most: int = 8) -> str:
