@@ -200,9 +200,10 @@ class Plan:
             if self.profile_hash
             else "no profile: rows were dealt as if all were looked up alike"
         )
+        tables = _count(len(self.placements), "table")
+        ranks = _count(self.world_size, "rank")
         lines = [
-            f"plan {self.content_hash[:12]}: {_count(len(self.placements), "table")} on"
-            f" {_count(self.world_size, "rank")}, {source}",
+            f"plan {self.content_hash[:12]}: {tables} on {ranks}, {source}",
             rank_table(
                 {
                     "lookups": self.planned_lookups,
