@@ -123,7 +123,7 @@ def run_ranks(work: Callable[[Ranks, StopRequest], None], stop: StopRequest) -> 
     except (Exception, Stopped) as error:
         _leave(ranks, stop, error)
     stop.ignore_from_now()
-    sys.exit(0)
+    _exit(0)
 
 
 def _join() -> None:
@@ -148,6 +148,11 @@ def _leave(ranks: Ranks, stop: StopRequest, error: Exception | Stopped) -> NoRet
     # An error that nobody expected is told in any case.
     if ranks.has_last_words() or code == EXIT_FAILED:
         print(text, file=sys.stderr)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End here: in Python's own end, threads of PyTorch's abort the process now and then."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
