@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_cases import (
+    Case,
     PooledModel,
     batch_of,
     difference,
@@ -186,99 +187,89 @@ def test_a_stock_sharder_refuses_the_plan() -> None:
     assert run_ranks(2, _stock_sharder) == ["Sharding type not supported oper"] * 2
 
 
-def _refusals(rank: int) -> dict[str, str]:
-    found = {}
+def _refused(kind: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str:
+    """The message with which a call is refused."""
+    with pytest.raises(kind) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
 
-    def refused(name: str, kind: type[Exception], call: Any, *args: Any, **kwargs: Any) -> None:
-        with pytest.raises(kind) as caught:
-            call(*args, **kwargs)
-        found[name] = str(caught.value)
 
-    configs = (
-        EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"]),
-        EmbeddingBagConfig(name="u", embedding_dim=4, num_embeddings=9, feature_names=["g"]),
+def _two_tables() -> Case:
+    configs = tuple(
+        EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[feature])
+        for name, feature in (("t", "f"), ("u", "g"))
     )
-    case = random_case(3, 2, configs=configs, weighted=False)
-    mean_case = random_case(5, 2, weighted=False, configs=_mean_configs())
-    model = PooledModel(case)
-    plan = random_plan(model, 2, 3)
-    parallel = sharded(PooledModel(case), plan)
+    return random_case(3, 2, configs=configs, weighted=False)
 
-    def batch(keys: list[str], ids: list[int], **kwargs: Any) -> KeyedJaggedTensor:
+
+def _refused_batches(rank: int) -> dict[str, str]:
+    model = PooledModel(_two_tables())
+    parallel = sharded(model, random_plan(model, 2, 3))
+
+    def refused(keys: list[str], ids: list[int], **kwargs: Any) -> str:
         lengths = torch.tensor([1] * len(ids))
-        return KeyedJaggedTensor(keys=keys, values=torch.tensor(ids), lengths=lengths, **kwargs)
+        batch = KeyedJaggedTensor(keys=keys, values=torch.tensor(ids), lengths=lengths, **kwargs)
+        return _refused(BatchError, parallel, batch)
 
-    entries = _with_stock_table(PooledModel(mean_case), "m", row_wise())
-    refused(
-        "row-wise mean",
-        PlanError,
-        DistributedModelParallel,
-        PooledModel(mean_case),
-        plan=entries,
-        sharders=[OperSharder()],
-    )
-    local = ShardingEnv.from_local(2, rank)
-    refused(
-        "no group",
-        PlanError,
-        OperSharder().shard,
-        model.ebc,
-        sharding_plan(plan, model, [OperSharder()]).plan["ebc"],
-        local,
-    )
-
-    refused("feature", BatchError, parallel, batch(["f", "h"], [1, 2]))
-    strides = [[1], [1]]
-    refused(
-        "strides", BatchError, parallel, batch(["f", "g"], [1, 2], stride_per_key_per_rank=strides)
-    )
-    refused("id", BatchError, parallel, batch(["f", "g"], [1, 9]))
-    refused("negative", BatchError, parallel, batch(["f", "g"], [-1, 0]))
-    refused("order", BatchError, parallel, batch(["g", "f"], [0, 0]))
-    three = sharding_plan(random_plan(model, 3, 3), model, [OperSharder()])
-    refused(
-        "world", PlanError, DistributedModelParallel, model, plan=three, sharders=[OperSharder()]
-    )
-    entries = sharding_plan(plan, model, [OperSharder()])
-    del entries.plan["ebc"]["u"]
-    refused(
-        "missing",
-        PlanError,
-        DistributedModelParallel,
-        model,
-        plan=entries,
-        sharders=[OperSharder()],
-    )
-    entries = sharding_plan(plan, model, [OperSharder()])
-    entries.plan["ebc"]["u"].row_map = None
-    refused(
-        "no map", PlanError, DistributedModelParallel, model, plan=entries, sharders=[OperSharder()]
-    )
-    refused(
-        "reshard", PlanError, OperSharder().reshard, parallel.module.ebc, {"t": None}, None, None
-    )
-    return found
+    return {
+        "feature": refused(["f", "h"], [1, 2]),
+        "id": refused(["f", "g"], [1, 9]),
+        "negative": refused(["f", "g"], [-1, 0]),
+        "order": refused(["g", "f"], [0, 0]),
+        "strides": refused(["f", "g"], [1, 2], stride_per_key_per_rank=[[1], [1]]),
+    }
 
 
-def test_refusals_say_what_was_found() -> None:
-    for found in run_ranks(2, _refusals):
+def test_refused_batches_say_what_was_found() -> None:
+    for found in run_ranks(2, _refused_batches):
         assert found == {
             "feature": "table u looks up feature g, which the batch lacks; it has f, h",
-            "strides": "features of different batch sizes (variable batch per feature) aren't"
-            " supported for tables of type oper",
             "id": "feature g of table u: id 9 is outside the table, whose ids run from 0 to 8",
             "negative": "feature f of table t: id -1 is outside the table, whose ids run from 0"
             " to 8",
+            "order": "the batch has features g, f; the first one had f, g: keep one order",
+            "strides": "features of different batch sizes (variable batch per feature) aren't"
+            " supported for tables of type oper",
+        }
+
+
+def _refused_plans(rank: int) -> dict[str, str]:
+    sharders = [OperSharder()]
+    model = PooledModel(_two_tables())
+    plan = random_plan(model, 2, 3)
+
+    def refused(model: PooledModel, entries: OperShardingPlan) -> str:
+        return _refused(PlanError, DistributedModelParallel, model, plan=entries, sharders=sharders)
+
+    missing, no_map = (sharding_plan(plan, model, sharders) for _ in range(2))
+    del missing.plan["ebc"]["u"]
+    no_map.plan["ebc"]["u"].row_map = None
+    means = PooledModel(random_case(5, 2, weighted=False, configs=_mean_configs()))
+    shard, local = OperSharder().shard, ShardingEnv.from_local(2, rank)
+    entries = sharding_plan(plan, model, sharders).plan["ebc"]
+    running = sharded(PooledModel(_two_tables()), plan).module.ebc
+    return {
+        "missing": refused(model, missing),
+        "no map": refused(model, no_map),
+        "world": refused(model, sharding_plan(random_plan(model, 3, 3), model, sharders)),
+        "row-wise mean": refused(means, _with_stock_table(means, "m", row_wise())),
+        "no group": _refused(PlanError, shard, model.ebc, entries, local),
+        "reshard": _refused(PlanError, OperSharder().reshard, running, {"t": None}, None, None),
+    }
+
+
+def test_refused_plans_say_what_was_found() -> None:
+    for found in run_ranks(2, _refused_plans):
+        assert found == {
+            "missing": "the plan leaves out u of module ebc; make a plan for this model",
+            "no map": "table u: a plan entry of type oper needs a row map; make it with"
+            " OperPlanner, or with sharding_plan from a saved plan",
+            "world": "table t: the plan was made for 3 ranks, the process group has 2; make a"
+            " plan for 2 ranks",
             "row-wise mean": "table m: a mean table of type row_wise isn't supported beside tables"
             " of type oper; give it type oper, or another of TorchRec's types",
             "no group": "table t: type oper needs a process group; initialise torch.distributed,"
             " and leave the sharding environment to DistributedModelParallel",
-            "order": "the batch has features g, f; the first one had f, g: keep one order",
-            "world": "table t: the plan was made for 3 ranks, the process group has 2; make a"
-            " plan for 2 ranks",
-            "missing": "the plan leaves out u of module ebc; make a plan for this model",
-            "no map": "table u: a plan entry of type oper needs a row map; make it with"
-            " OperPlanner, or with sharding_plan from a saved plan",
             "reshard": "resharding while training isn't supported for tables of type oper (t, u);"
             " save the state, and load it under a new plan",
         }
