@@ -156,8 +156,8 @@ def say_lookups(
         ranks.say("\nlookups in training, planned for the same batches:")
     else:
         ranks.say(
-            f"\nlookups in training, planned for 1 epoch and measured over {epochs:.4g}:"
-            " compare the shares"
+            f"\nlookups in training, planned for 1 epoch and measured over {epochs:.4g} epochs:"
+            " compare the shares, not the counts"
         )
     ranks.say(load_table(planned, measured))
 

@@ -20,9 +20,23 @@ def test_the_example_prints_what_the_readme_shows() -> None:
     assert run.stdout == shown
 
 
+def test_the_training_script_runs_on_two_ranks(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"train\.py`:\n\n```python\n(.*?)```", text, re.S)[1])
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run = subprocess.run(
+        [sys.executable, *launcher, str(script)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr
+    served = [int(count) for count in re.findall(r"rank \d served (\d+) lookups", run.stdout)]
+    assert len(served) == 2
+    assert sum(served) == 2 * 10 * 64
+
+
 def test_names_used_in_the_readme_exist() -> None:
     import torchrec_oper
-    from torchrec_oper.planner import Plan, sharding_plan
+    from torchrec_oper import Plan, sharding_plan
     from torchrec_oper.sharder import ShardedOperEmbeddingBagCollection
 
     assert {"AccessProfile", "OperPlanner", "OperSharder"} <= set(dir(torchrec_oper))

@@ -216,6 +216,7 @@ def _refused_batches(rank: int) -> dict[str, str]:
         "id": refused(["f", "g"], [1, 9]),
         "negative": refused(["f", "g"], [-1, 0]),
         "order": refused(["g", "f"], [0, 0]),
+        "later": refused(["f"], [0]),
         "strides": refused(["f", "g"], [1, 2], stride_per_key_per_rank=[[1], [1]]),
     }
 
@@ -228,6 +229,7 @@ def test_refused_batches_say_what_was_found() -> None:
             "negative": "feature f of table t: id -1 is outside the table, whose ids run from 0"
             " to 8",
             "order": "the batch has features g, f; the first one had f, g: keep one order",
+            "later": "table u looks up feature g, which the batch lacks; it has f",
             "strides": "features of different batch sizes (variable batch per feature) aren't"
             " supported for tables of type oper",
         }
@@ -265,7 +267,7 @@ def test_refused_plans_say_what_was_found() -> None:
             "no map": "table u: a plan entry of type oper needs a row map; make it with"
             " OperPlanner, or with sharding_plan from a saved plan",
             "world": "table t: the plan was made for 3 ranks, the process group has 2; make a"
-            " plan for 2 ranks",
+            " plan for the ranks that you have",
             "row-wise mean": "table m: a mean table of type row_wise isn't supported beside tables"
             " of type oper; give it type oper, or another of TorchRec's types",
             "no group": "table t: type oper needs a process group; initialise torch.distributed,"

@@ -101,8 +101,8 @@ def test_specs_of_a_collection():
     ("tables", "message"),
     [
         ([], "needs at least one table, found none"),
-        (TableSpec(**GOOD), "tables are a TableSpec, wanted an EmbeddingBagCollection"),
-        (["t"], "tables hold a str, wanted an EmbeddingBagCollection or TableSpec values"),
+        (TableSpec(**GOOD), "tables are of type TableSpec, wanted an EmbeddingBagCollection"),
+        (["t"], "tables hold one of type str, wanted an EmbeddingBagCollection or TableSpec values"),
         ([TableSpec(**GOOD)] * 2, "table names must be unique, found twice: t"),
     ],
 )

@@ -168,7 +168,7 @@ def test_the_real_log_trains_alike_sharded_or_not(folder):
     sharded = run(*common, losses=folder / "real_oper.jsonl")
     whole = run(*common, "--planner", "none", losses=folder / "real_none.jsonl")
     assert_same_losses(sharded, whole, 20)
-    assert "planned for 1 epoch and measured over 0.4762: compare the shares" in sharded.out
+    assert "planned for 1 epoch and measured over 0.4762 epochs: compare the shares" in sharded.out
 
 
 def test_two_epochs_are_held_to_twice_the_plan(log):

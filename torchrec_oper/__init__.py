@@ -14,7 +14,7 @@ from torchrec_oper.versions import check_versions
 
 if TYPE_CHECKING:
     from torchrec_oper.planner import Cluster, Plan, RowMap
-    from torchrec_oper.planner.adapter import OperPlanner
+    from torchrec_oper.planner.adapter import OperPlanner, sharding_plan
     from torchrec_oper.profile import AccessProfile
     from torchrec_oper.sharder import OperSharder
     from torchrec_oper.table import TableSpec
@@ -28,6 +28,7 @@ __all__ = [
     "RowMap",
     "TableSpec",
     "__version__",
+    "sharding_plan",
 ]
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ _HOMES = {
     "Plan": "torchrec_oper.planner",
     "RowMap": "torchrec_oper.planner",
     "TableSpec": "torchrec_oper.table",
+    "sharding_plan": "torchrec_oper.planner.adapter",
 }
 
 if not TYPE_CHECKING:  # hidden, or type checkers would take any name for an attribute

@@ -187,10 +187,10 @@ def _given(tables: Any) -> tuple[TableSpec, ...]:
     try:
         specs = tuple(tables)
     except TypeError as error:
-        raise ProfileError(f"tables are a {type(tables).__name__}, {wanted}") from error
+        raise ProfileError(f"tables are of type {type(tables).__name__}, {wanted}") from error
     for spec in specs:
         if not isinstance(spec, TableSpec):
-            raise ProfileError(f"tables hold a {type(spec).__name__}, {wanted}")
+            raise ProfileError(f"tables hold one of type {type(spec).__name__}, {wanted}")
     return specs
 
 

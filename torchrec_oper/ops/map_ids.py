@@ -74,7 +74,7 @@ def map_ids(
         raise BatchError(
             f"{name}: id {int(ids[position])} is outside the table, whose ids run from 0 to"
             f" {rows - 1}"
-        ) from error
+        ) from None
 
 
 def map_ids_reference(ids: Tensor, offsets: Tensor, maps: RowMapTensors) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +78,10 @@ class OperShardingPlan(ShardingPlan):
     def report(self) -> str:
         """A readable summary of the plan."""
         return self.oper.report()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``oper`` to one file, as ``Plan.save`` does."""
+        self.oper.save(path)
 
 
 class OperPlanner(ShardingPlanner):
@@ -226,8 +231,8 @@ def model_tables(
             continue
         if type(child) not in ours:  # a wrapper comes before the collection inside it
             raise PlanError(
-                f"module {path or 'the model itself'} is of type {type(child).__name__}, which"
-                " OperPlanner can't plan with these sharders; it plans"
+                f"{f'module {path}' if path else 'the model'} is of type {type(child).__name__},"
+                " which OperPlanner can't plan with these sharders; it plans"
                 f" {', '.join(kind.__name__ for kind in ours) or 'nothing'}: pass OperSharder()"
                 " among the sharders, and keep other embedding modules out of the model"
             )

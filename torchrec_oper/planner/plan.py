@@ -154,6 +154,12 @@ class Plan:
         """SHA-256 of the plan's content."""
         return content_hash(self._header(), self._arrays())
 
+    def __repr__(self) -> str:
+        return (
+            f"Plan({len(self.placements)} tables, {self.world_size} ranks,"
+            f" content_hash={self.content_hash[:12]!r})"
+        )
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.content_hash == other.content_hash
 
@@ -170,7 +176,7 @@ class Plan:
             if placement.module == module and placement.table.name == table:
                 return placement
         raise PlanError(
-            f"the plan leaves out table {table} of module {module or 'the model itself'};"
+            f"the plan leaves out table {table} of {f'module {module}' if module else 'the model'};"
             " make a plan for this model"
         )
 
@@ -212,7 +218,8 @@ class Plan:
                     "memory cap": tuple(r.memory_bytes for r in self.cluster.ranks),
                 }
             ),
-            f"busiest rank / mean: {balance:.4f}, busiest rank above the bound: {self.gap:.2%}",
+            f"busiest rank / mean: {balance:.4f}, above the least that any plan could reach:"
+            f" {self.gap:.2%}",
         ]
         for module in dict.fromkeys(p.module for p in self.placements):
             lines += [f"tables of {module}:"] if module else []
@@ -311,12 +318,11 @@ class Plan:
 
 
 def _tables(placements: Sequence[TablePlacement]) -> str:
-    titles = ("table", "rows", "exchange", "rows of each rank", "lookups of each rank")
+    titles = ("table", "rows", "rows of each rank", "lookups of each rank")
     rows = [
         (
             p.table.name,
             p.table.rows,
-            p.exchange,
             _list(p.row_map.owned_rows),
             _list(p.planned_lookups),
         )

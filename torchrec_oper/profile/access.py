@@ -140,6 +140,13 @@ class AccessProfile:
     tables: tuple[TableAccess, ...]
     samples: int
 
+    def __repr__(self) -> str:
+        lookups = sum(table.lookups for table in self.tables)
+        return (
+            f"AccessProfile({len(self.tables)} tables, {self.samples} samples,"
+            f" {lookups} lookups, content_hash={self.content_hash[:12]!r})"
+        )
+
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
         samples = whole_number(self.samples, "the samples of a profile", least=1)

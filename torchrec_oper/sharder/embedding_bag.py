@@ -181,15 +181,9 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return [means.get(name) for name in self._embedding_names]
 
     def _check_features(self, keys: list[str]) -> None:
-        """Check the features of a batch: all there in the first, in its order later."""
-        if not self._has_uninitialized_input_dist:
-            if keys != self._batch_keys:
-                raise BatchError(
-                    f"the batch has features {', '.join(keys)}; the first one had"
-                    f" {', '.join(self._batch_keys)}: keep one order"
-                )
+        """Check the features of a batch: all there, in the order of the first one."""
+        if keys == self._batch_keys:
             return
-        self._batch_keys = list(keys)
         for config in self._embedding_bag_configs:
             for name in config.feature_names:
                 if name not in keys:
@@ -197,6 +191,12 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                         f"table {config.name} looks up feature {name}, which the batch lacks;"
                         f" it has {', '.join(keys)}"
                     )
+        if not self._has_uninitialized_input_dist:
+            raise BatchError(
+                f"the batch has features {', '.join(keys)}; the first one had"
+                f" {', '.join(self._batch_keys)}: keep one order"
+            )
+        self._batch_keys = list(keys)
 
     def _row_map(self, table: str) -> RowMap:
         return row_map_of(self.module_sharding_plan[table])
@@ -325,7 +325,7 @@ def _check_supported(
     if sharding.row_map.world_size != env.world_size:
         raise PlanError(
             f"table {table}: the plan was made for {sharding.row_map.world_size} ranks, the"
-            f" process group has {env.world_size}; make a plan for {env.world_size} ranks"
+            f" process group has {env.world_size}; make a plan for the ranks that you have"
         )
     if env.process_group is None:
         raise PlanError(
