@@ -102,7 +102,7 @@ def test_specs_of_a_collection():
     [
         ([], "needs at least one table, found none"),
         (TableSpec(**GOOD), "tables are of type TableSpec, wanted an EmbeddingBagCollection"),
-        (["t"], "tables hold one of type str, wanted an EmbeddingBagCollection or TableSpec values"),
+        (["t"], "tables hold one of type str, wanted an EmbeddingBagCollection or TableSpec"),
         ([TableSpec(**GOOD)] * 2, "table names must be unique, found twice: t"),
     ],
 )

@@ -147,7 +147,7 @@ def test_the_held_out_part_is_scored_alike_on_one_rank_and_on_two(oper, unsharde
 def test_each_stage_is_told_once_however_many_ranks_there_are(oper):
     told = [
         f"data: {SAMPLES:,} samples, the last {HELD_OUT} held out; {STEPS} steps to an epoch",
-        "busiest rank above the bound",
+        "above the least that any plan could reach",
         f"train: {STEPS} steps, a global batch of {GLOBAL_BATCH} samples over 2 ranks",
         " samples/s (median step)",
         "held out: AUC",

@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import warnings
+from contextlib import contextmanager
 from io import FileIO
 from types import SimpleNamespace
 
@@ -141,19 +142,22 @@ def test_the_cause_is_told_from_its_consequences():
     assert cause(r0=3, r1=3) == 0
 
 
-@pytest.fixture
+@contextmanager
 def small_files():
+    """Limits this process's files: for a few lines only, since pytest writes its report to one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_names_the_folder_and_what_to_do(tmp_path, small_files):
+def test_a_full_disk_names_the_folder_and_what_to_do(tmp_path):
     folder = tmp_path / "train_dlrm.x"
     folder.mkdir()
     values = np.arange(2_000, dtype=np.float32)
-    with FileIO(folder / "dense", "w") as file:
+    with FileIO(folder / "dense", "w") as file, small_files():
         example.click_batches._append(file, values)
         with pytest.raises(UserError) as caught:
             example.click_batches._append(file, values)
