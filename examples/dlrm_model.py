@@ -176,12 +176,6 @@ class LookupCounter:
             elif isinstance(module, EmbeddingBagCollection):
                 module.register_forward_pre_hook(self._count)
 
-    def restart(self) -> None:
-        """Count from 0 again."""
-        self._counted = 0
-        for module in self._ours:
-            module.reset_served_lookups()
-
     def of_all_ranks(self, ranks: Ranks) -> list[int]:
         """The count of each rank, in rank order."""
         own = self._counted + sum(int(module.served_lookups) for module in self._ours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 from collections.abc import Sequence
@@ -186,7 +187,7 @@ class OperPlanner(ShardingPlanner):
             bound_bytes=busiest_rank_bound(specs, accesses, cluster.world_size),
             seed=self._seed,
         )
-        return sharding_plan(plan, module, sharders)
+        return _as_sharding_plan(plan)
 
     def _accesses(self, specs: Sequence[TableSpec]) -> list[TableAccess]:
         """How each table is used: not at all, as far as is known, without a profile."""
@@ -205,6 +206,10 @@ def sharding_plan(
         PlanError: the plan doesn't place exactly the tables of ``module``.
     """
     plan.check_fits(model_tables(module, sharders))
+    return _as_sharding_plan(plan)
+
+
+def _as_sharding_plan(plan: Plan) -> OperShardingPlan:
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for placement in plan.placements:
         entry = modules.setdefault(placement.module, EmbeddingModuleShardingPlan())
@@ -332,17 +337,28 @@ def _parameter_sharding(placement: TablePlacement) -> OperParameterSharding:
         sharding_type=OPER,
         compute_kernel=EmbeddingComputeKernel.FUSED.value,
         ranks=list(range(row_map.world_size)),
-        sharding_spec=EnumerableShardingSpec(
-            [
-                ShardMetadata(
-                    shard_offsets=[int(row_map.bounds[rank]), 0],
-                    shard_sizes=[int(rows), placement.table.dim],
-                    placement=f"rank:{rank}/cpu",
-                )
-                for rank, rows in enumerate(row_map.owned_rows)
-            ]
-        ),
+        sharding_spec=row_shards(row_map.bounds, placement.table.dim, range(row_map.world_size)),
         row_map=row_map,
+    )
+
+
+def row_shards(bounds: Ints, dim: int, ranks: Sequence[int]) -> EnumerableShardingSpec:
+    """TorchRec's description of ranges of whole rows.
+
+    Args:
+        bounds: [W + 1] where each rank's rows begin, and where the last one's end.
+        dim: elements of a row.
+        ranks: [W] the global rank of each holder.
+    """
+    return EnumerableShardingSpec(
+        [
+            ShardMetadata(
+                shard_offsets=[int(begin), 0],
+                shard_sizes=[int(end - begin), dim],
+                placement=f"rank:{rank}/cpu",
+            )
+            for (begin, end), rank in zip(itertools.pairwise(bounds), ranks, strict=True)
+        ]
     )
 
 

@@ -16,10 +16,9 @@ from torchrec_oper.archive import content_hash, read_archive, write_archive
 from torchrec_oper.errors import ArchiveError, OperError, PlanError
 from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.report import rank_table, table_of
-from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.table import TableSpec
 
-Ints = npt.NDArray[np.int64]
 Exchange = Literal["partial"]
 
 FORMAT = 1

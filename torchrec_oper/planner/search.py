@@ -13,15 +13,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.cluster import Cluster
-from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.profile import TableAccess
 from torchrec_oper.table import TableSpec
-
-Ints = npt.NDArray[np.int64]
 
 MOST_BYTES = 1 << 60  # where sums in int64 stay far from overflow
 
@@ -70,8 +67,7 @@ def _deal_looked_up(
     tables: Sequence[TableSpec], accesses: Sequence[TableAccess], free: Ints, seed: int
 ) -> tuple[Ints, Ints, Ints]:
     """Table, id and owner of every row that was looked up, heaviest first; lowers ``free``."""
-    table_of, ids, loads = _loads(tables, accesses, seed)
-    sizes = np.array([table.stored_row_bytes for table in tables], dtype=np.int64)[table_of]
+    table_of, ids, loads, sizes = _loads(tables, accesses, seed)
     owners = np.empty(len(ids), dtype=np.int64)
     rank_loads = np.zeros(len(free), dtype=np.int64)
     for begin, end in _runs(loads, sizes):
@@ -85,8 +81,8 @@ def _deal_looked_up(
 
 def _loads(
     tables: Sequence[TableSpec], accesses: Sequence[TableAccess], seed: int
-) -> tuple[Ints, Ints, Ints]:
-    """Table, id and load of every row that was looked up, heaviest first."""
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Table, id, load and stored bytes of every row that was looked up, heaviest first."""
     none = np.empty(0, dtype=np.int64)
     table_of = np.concatenate([none, *(np.full(len(a.ids), t) for t, a in enumerate(accesses))])
     ids = np.concatenate([none, *(access.ids for access in accesses)])
@@ -96,7 +92,7 @@ def _loads(
     sizes = np.array([table.stored_row_bytes for table in tables], dtype=np.int64)[table_of]
     shuffled = np.random.default_rng(seed).permutation(len(ids))
     order = shuffled[np.lexsort((-sizes[shuffled], -loads[shuffled]))]
-    return table_of[order], ids[order], loads[order]
+    return table_of[order], ids[order], loads[order], sizes[order]
 
 
 def _runs(loads: Ints, sizes: Ints) -> Iterator[tuple[int, int]]:

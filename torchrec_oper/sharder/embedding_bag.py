@@ -146,11 +146,6 @@ class ShardedOperEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """An empty context for a batch."""
         return OperContext()
 
-    @property
-    def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizers of all tables, whose state is in logical row order."""
-        return super().fused_optimizer
-
     def update_shards(
         self,
         changed_sharding_params: EmbeddingModuleShardingPlan,

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from torchrec_oper.planner.adapter import OperParameterSharding
+from torchrec_oper.planner.adapter import OperParameterSharding, row_shards
 from torchrec_oper.planner.row_map import Ints, RowMap
 
 FEWEST_ROWS = 2
@@ -37,17 +36,10 @@ def with_local_rows(
     sharding: OperParameterSharding, row_map: RowMap, dim: int, group: dist.ProcessGroup
 ) -> OperParameterSharding:
     """The plan entry, with shards of as many rows as each rank holds."""
-    bounds = local_bounds(row_map)
-    shards = [
-        ShardMetadata(
-            shard_offsets=[int(bounds[rank]), 0],
-            shard_sizes=[int(rows), dim],
-            placement=f"rank:{dist.get_global_rank(group, rank)}/cpu",
-        )
-        for rank, rows in enumerate(local_rows(row_map))
-    ]
     local = copy.copy(sharding)
-    local.sharding_spec = EnumerableShardingSpec(shards)
+    local.sharding_spec = row_shards(
+        local_bounds(row_map), dim, dist.get_process_group_ranks(group)
+    )
     return local
 
 

@@ -42,11 +42,6 @@ class LogicalState:
         self._group = group
         self._size = torch.Size([row_map.rows, *owned.shape[1:]])
 
-    @property
-    def owned(self) -> Tensor:
-        """[owned rows, ...], this rank's rows by slot, where they live."""
-        return self._owned
-
     def state_dict(self) -> ShardedTensor:
         """A copy in logical order, cut into TorchRec's even blocks of rows."""
         ranges = even_ranges(self._row_map.rows, self._row_map.world_size)

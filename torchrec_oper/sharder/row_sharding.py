@@ -57,21 +57,18 @@ class OperSparseFeaturesDist(RwSparseFeaturesDist):
         names: Sequence[str],
         row_maps: Sequence[RowMap],
     ) -> None:
-        super().__init__(
-            pg=pg,
-            num_features=len(row_maps),
-            feature_hash_sizes=[int(local_bounds(row_map)[-1]) for row_map in row_maps],
-        )
+        bounds = [local_bounds(row_map) for row_map in row_maps]
+        sizes = [int(one[-1]) for one in bounds]
+        super().__init__(pg=pg, num_features=len(row_maps), feature_hash_sizes=sizes)
         self._names = list(names)
         # Spare rows can lift physical rows over what int32 ids can number.
-        largest = max(int(local_bounds(row_map)[-1]) for row_map in row_maps)
-        self._wide = largest > torch.iinfo(torch.int32).max
+        self._wide = max(sizes) > torch.iinfo(torch.int32).max
         distinct = {id(row_map): row_map for row_map in row_maps}
         numbers = {key: number for number, key in enumerate(distinct)}
         self._maps = row_map_tensors(
             list(distinct.values()), [numbers[id(row_map)] for row_map in row_maps]
         )
-        self._bounds = [torch.from_numpy(local_bounds(row_map)) for row_map in row_maps]
+        self._bounds = [torch.from_numpy(one) for one in bounds]
 
     def forward(
         self, sparse_features: KeyedJaggedTensor
