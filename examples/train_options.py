@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
@@ -44,6 +45,7 @@ MOST = {
 }
 MOST_WIDTH = 65_536
 
+WAIT_FOR_RANK_0_S = 5.0
 GENERATED = Path(__file__).resolve().parents[1] / "build" / "generated"
 
 
@@ -126,6 +128,9 @@ class OneVoiceParser(argparse.ArgumentParser):
         """Print the message once and exit with code 2."""
         if _first():
             print(f"error: {message} (see --help)", file=sys.stderr, flush=True)
+        else:
+            # The launcher ends all ranks when one ends: rank 0 has to have said it.
+            time.sleep(WAIT_FOR_RANK_0_S)
         raise SystemExit(2)
 
 
