@@ -7,13 +7,13 @@ import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from torchrec_oper.errors import OperError, ProfileError
 
-Pooling = Literal["sum", "mean"]
+Pooling = Literal["sum", "mean", "none"]
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -56,7 +56,8 @@ class TableSpec:
         dim: elements of a row.
         features: the input features that look rows of this table up, in order.
         dtype: element type of a row, a key of ``ELEMENT_BYTES``.
-        pooling: how the rows of a bag become one vector.
+        pooling: how the rows of a bag become one vector; ``none`` where they stay apart,
+            as in an ``EmbeddingCollection``.
         optimizer_bytes_per_row: bytes of optimizer state kept for a row.
 
     Integers of numpy are kept as ``int``. The table's bytes stay below 2**63.
@@ -95,9 +96,10 @@ class TableSpec:
                 f"table {self.name}: dtype must be one of {sorted(ELEMENT_BYTES)},"
                 f" found {self.dtype!r}"
             )
-        if self.pooling not in ("sum", "mean"):
+        if self.pooling not in get_args(Pooling):
             raise ProfileError(
-                f"table {self.name}: pooling must be 'sum' or 'mean', found {self.pooling!r}"
+                f"table {self.name}: pooling must be one of {', '.join(get_args(Pooling))},"
+                f" found {self.pooling!r}"
             )
         if self.rows * self.stored_row_bytes >= COUNT_LIMIT:
             raise ProfileError(
