@@ -12,8 +12,8 @@ from strategies import access
 from torchrec_oper.archive import read_archive, write_archive
 from torchrec_oper.errors import ArchiveError, PlanError
 from torchrec_oper.planner import Cluster, Plan, RowMap, TablePlacement, load_table
-from torchrec_oper.planner.bound import busiest_rank_bound
-from torchrec_oper.planner.search import deal_rows
+from torchrec_oper.planner.busiest_rank import busiest_rank_bound
+from torchrec_oper.planner.deal import deal_rows
 from torchrec_oper.profile import AccessProfile
 from torchrec_oper.table import TableSpec
 

@@ -40,7 +40,7 @@ GOOD = {"name": "t", "rows": 10, "dim": 4, "features": ("f",)}
         ({"features": ("a", "a")}, "a feature is named twice"),
         ({"dtype": "int8"}, "dtype must be one of ['bfloat16', 'float16', 'float32']"),
         ({"dtype": ["float32"]}, "dtype must be one of"),
-        ({"pooling": "max"}, "pooling must be 'sum' or 'mean', found 'max'"),
+        ({"pooling": "max"}, "pooling must be one of sum, mean, none, found 'max'"),
         ({"optimizer_bytes_per_row": -1}, "optimizer_bytes_per_row must be an integer of 0"),
     ],
 )

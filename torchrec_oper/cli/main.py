@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torchrec_oper import __version__
-from torchrec_oper.cli import profile
+from torchrec_oper.cli import calibrate, profile
 from torchrec_oper.errors import OperError
 
 STATUS_USER_ERROR = 2
@@ -34,7 +34,7 @@ class Command(Protocol):
         """Do the work; raise ``OperError`` or ``OSError`` for what the user can mend."""
 
 
-COMMANDS: tuple[Command, ...] = (profile,)
+COMMANDS: tuple[Command, ...] = (profile, calibrate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,11 +34,11 @@ from torchrec.modules.itep_embedding_modules import (
 )
 
 from torchrec_oper.errors import OperError, PlanError
-from torchrec_oper.planner.bound import busiest_rank_bound
+from torchrec_oper.planner.busiest_rank import busiest_rank_bound
 from torchrec_oper.planner.cluster import Cluster
+from torchrec_oper.planner.deal import deal_rows
 from torchrec_oper.planner.plan import Plan, TablePlacement
 from torchrec_oper.planner.row_map import Ints, RowMap
-from torchrec_oper.planner.search import deal_rows
 from torchrec_oper.profile import AccessProfile, TableAccess
 from torchrec_oper.table import TableSpec, table_specs, whole_number
 

@@ -12,8 +12,8 @@ from strategies import access, tables_and_accesses
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner import Cluster, RankSpec, RowMap
-from torchrec_oper.planner.bound import busiest_rank_bound
-from torchrec_oper.planner.search import _fill, deal_rows
+from torchrec_oper.planner.busiest_rank import busiest_rank_bound
+from torchrec_oper.planner.deal import _fill, deal_rows
 from torchrec_oper.profile import TableAccess
 from torchrec_oper.table import TableSpec
 

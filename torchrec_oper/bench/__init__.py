@@ -1,0 +1,1 @@
+"""The measurements behind the numbers that the README and the planner use."""

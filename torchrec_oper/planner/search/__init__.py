@@ -1,0 +1,1 @@
+"""The search: round each table to a candidate, place its pieces, level the ranks."""
