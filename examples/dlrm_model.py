@@ -95,7 +95,7 @@ def make_plan(
         planner: "oper" or "torchrec".
         model: the model to shard.
         profile: how the log uses the tables, for "oper"; only rank 0 needs it.
-        batch_size: samples of one rank in a step, for "torchrec".
+        batch_size: samples of one rank in a step.
         seed: seed of the search, for "oper".
 
     Raises:
@@ -104,9 +104,8 @@ def make_plan(
     group = dist.group.WORLD
     if planner == "oper":
         sharders: list[ModuleSharder[Any]] = [OperSharder()]
-        return OperPlanner(profile=profile, seed=seed).collective_plan(
-            model, sharders, group
-        ), sharders
+        ours = OperPlanner(profile=profile, batch_size=batch_size, seed=seed)
+        return ours.collective_plan(model, sharders, group), sharders
     sharders = get_default_sharders()
     world_size = dist.get_world_size()
     topology = Topology(world_size, "cpu", local_world_size=world_size)

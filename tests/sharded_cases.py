@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from hand_made_plans import placement_of, plan_of
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim import RowWiseAdagrad
 
-from torchrec_oper.planner import Cluster, Plan, RowMap, TablePlacement, sharding_plan
-from torchrec_oper.planner.adapter import model_tables
+from torchrec_oper.planner import Plan, RowMap, sharding_plan
+from torchrec_oper.planner.adapter import read_model
 from torchrec_oper.sharder import OperSharder
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, float]]] = {
@@ -36,6 +37,7 @@ class Case:
     weighted: bool
     id_type: torch.dtype
     batch_sizes: tuple[int, ...]
+    longest_bag: int = 3
 
     @property
     def features(self) -> dict[str, int]:
@@ -97,12 +99,12 @@ class PooledModel(nn.Module):
 
 
 def batch_of(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
-    """A rank's batch: bags of 0 to 3 ids, some features empty altogether."""
+    """A rank's batch: short bags, empty ones too, some features empty altogether."""
     draw = np.random.default_rng([case.seed, rank, step])
     size = case.batch_sizes[rank]
     keys = [*reversed(case.features), "unused"]
     rows = {**case.features, "unused": 5}
-    lengths = [draw.integers(0, 4, size) * (draw.random() < 0.9) for _ in keys]
+    lengths = [draw.integers(0, case.longest_bag + 1, size) * (draw.random() < 0.9) for _ in keys]
     ids = [draw.integers(0, rows[k], n.sum()) for k, n in zip(keys, lengths, strict=True)]
     values = torch.from_numpy(np.concatenate(ids)).to(case.id_type)
     weights = torch.from_numpy(draw.random(len(values), dtype=np.float32))
@@ -115,22 +117,23 @@ def batch_of(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
 
 
 def random_plan(model: nn.Module, world_size: int, seed: int) -> Plan:
-    """Any row on any rank."""
+    """Any row on any rank; some tables on a few ranks only."""
     draw = np.random.default_rng(seed)
     placements = []
-    for path, table in model_tables(model, [OperSharder()]):
+    for path, table in read_model(model, [OperSharder()]).tables:
+        some = world_size if draw.integers(4) else draw.integers(1, world_size + 1)
+        owners = draw.permutation(world_size)[:some]
         listed = draw.permutation(table.rows)[: draw.integers(0, table.rows + 1)]
-        rest = draw.integers(0, world_size, table.rows - len(listed))
+        rest = draw.integers(0, some, table.rows - len(listed))
         row_map = RowMap.from_owners(
             listed_ids=listed,
-            listed_owners=draw.integers(0, world_size, len(listed)),
-            unlisted_counts=np.bincount(rest, minlength=world_size),
+            listed_owners=draw.integers(0, some, len(listed)),
+            unlisted_counts=np.bincount(rest, minlength=some),
         )
         placements.append(
-            TablePlacement(path, table, row_map, np.zeros(world_size, dtype=np.int64))
+            placement_of(path, table, row_map, owners=owners.tolist(), world_size=world_size)
         )
-    cluster = Cluster.uniform(world_size, memory_bytes=10**9)
-    return Plan(tuple(placements), cluster, profile_hash=None, bound_bytes=0.0)
+    return plan_of(*placements)
 
 
 def sharded(model: nn.Module, plan: Plan) -> DistributedModelParallel:

@@ -28,10 +28,19 @@ def row_maps(draw: st.DrawFn, max_rows: int = 40, max_world: int = 5) -> RowMap:
     )
 
 
-def access(table: TableSpec, counts: dict[int, int]) -> TableAccess:
-    """A profile of one table from the count of each id, with one id in a bag."""
+def access(
+    table: TableSpec, counts: dict[int, int], *, tail: tuple[int, int] | None = None
+) -> TableAccess:
+    """A profile of one table from the count of each id, with one id in a bag.
+
+    Args:
+        table: the table.
+        counts: lookups of each listed id.
+        tail: rows that aren't listed, and their lookups together.
+    """
     ordered = sorted(counts, key=lambda id_: (-counts[id_], id_))
-    lookups = sum(counts.values())
+    tail_rows, tail_lookups = tail or (0, 0)
+    lookups = sum(counts.values()) + tail_lookups
     return TableAccess(
         name=table.name,
         rows=table.rows,
@@ -40,25 +49,8 @@ def access(table: TableSpec, counts: dict[int, int]) -> TableAccess:
         counts=np.array([counts[id_] for id_ in ordered], dtype=np.int64),
         bags=lookups,
         empty_bags=0,
+        tail_rows=np.array([tail_rows] if tail else [], dtype=np.int64),
+        tail_counts=np.array([tail_lookups] if tail else [], dtype=np.int64),
+        bag_rows=np.array([lookups] if lookups else [], dtype=np.int64),
+        bag_counts=np.array([lookups] if lookups else [], dtype=np.int64),
     )
-
-
-@st.composite
-def tables_and_accesses(
-    draw: st.DrawFn, max_tables: int = 4, max_rows: int = 12
-) -> tuple[list[TableSpec], list[TableAccess]]:
-    """A few small tables and random access counts."""
-    tables, accesses = [], []
-    for number in range(draw(st.integers(1, max_tables))):
-        rows = draw(st.integers(1, max_rows))
-        table = TableSpec(
-            name=f"t{number}",
-            rows=rows,
-            dim=draw(st.sampled_from([1, 2, 5])),
-            features=(f"f{number}",),
-            optimizer_bytes_per_row=draw(st.sampled_from([0, 4])),
-        )
-        counts = draw(st.dictionaries(st.integers(0, rows - 1), st.integers(1, 9)))
-        tables.append(table)
-        accesses.append(access(table, counts))
-    return tables, accesses

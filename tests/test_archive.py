@@ -1,5 +1,6 @@
 """Archives: what is read is what was written, and a write is all or nothing."""
 
+import json
 import os
 import signal
 import stat
@@ -124,8 +125,60 @@ def test_numpy_is_not_left_to_guess_what_a_file_is(tmp_path, monkeypatch):
 
     np.save(tmp_path / "lone.npy", np.arange(3))
     monkeypatch.setattr(archive.np, "load", load)
+    monkeypatch.setattr(archive.np.lib.format, "read_array", load)
     with pytest.raises(ArchiveError):
         read_archive(tmp_path / "lone.npy", "profile")
+
+
+def test_a_person_can_read_the_header(tmp_path):
+    deep = {"many": [{"name": "x" * 90, "b": [1.5, 2]}, [1, [2]]], "long": list(range(99))}
+    path = write(tmp_path / "a", deep=deep)
+    with zipfile.ZipFile(path) as archive:
+        text = archive.read("header.json").decode()
+    assert text.splitlines() == [
+        "{",
+        '  "kind": "profile",',
+        '  "samples": 3,',
+        '  "tables": ["a", "b"],',
+        '  "deep": {',
+        '    "many": [',
+        "      {",
+        f'        "name": "{"x" * 90}",',
+        '        "b": [1.5, 2]',
+        "      },",
+        "      [1, [2]]",
+        "    ],",
+        f'    "long": {list(range(99))}',
+        "  },",
+        '  "arrays": ["0.ids", "file"]',
+        "}",
+    ]
+    found = read_archive(path, "profile")[0]["deep"]
+    assert found == deep
+    assert list(found) == list(deep)
+
+
+def test_files_with_the_header_in_an_array_are_read(tmp_path):
+    told = {"kind": "profile", "arrays": sorted(ARRAYS), **HEADER}
+    header = np.frombuffer(json.dumps(told).encode(), dtype=np.uint8)
+    with zipfile.ZipFile(tmp_path / "old", "w") as archive:
+        for name, array in {"header": header, **ARRAYS}.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array)
+    assert same(read_archive(tmp_path / "old", "profile"))
+    with zipfile.ZipFile(tmp_path / "old", "a") as archive:
+        archive.writestr("header.json", json.dumps(told))
+    with pytest.raises(ArchiveError):
+        read_archive(tmp_path / "old", "profile")
+
+
+def test_what_follows_an_array_is_refused(tmp_path):
+    path = write(tmp_path / "a")
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(tmp_path / "b", "w") as longer:
+        for name in whole.namelist():
+            longer.writestr(name, whole.read(name) + b" " * (name == "0.ids.npy"))
+    with pytest.raises(ArchiveError):
+        read_archive(tmp_path / "b", "profile")
 
 
 def test_a_lost_array_is_noticed(tmp_path):

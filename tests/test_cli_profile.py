@@ -14,7 +14,8 @@ import torchrec_oper
 from torchrec_oper.archive import write_archive
 from torchrec_oper.cli import main as cli
 from torchrec_oper.profile import AccessProfile
-from torchrec_oper.profile.criteo import criteo_tables, profile_log
+from torchrec_oper.profile.criteo import criteo_tables
+from torchrec_oper.profile.files import profile_files
 
 ROOT = Path(__file__).parents[1]
 LINE = "\t".join(["1", *["5"] * 13, *["0000000a"] * 25, ""]) + "\n"
@@ -54,7 +55,7 @@ def test_a_profile_is_written_and_summed_up(log, capsys):
     assert cli.main(["profile", "train.txt", "--rows", "1000"]) == 0
     profile = AccessProfile.load("train.profile")
     tables = criteo_tables(rows=[1000] * 26)
-    assert profile.content_hash == profile_log(log, tables).content_hash
+    assert profile.content_hash == profile_files([log], tables).content_hash
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 samples made 75 lookups in 26 tables.")
     assert lines[2].split() == ["table", "rows", "touched", "lookups", "hot", "empty", "bags"]
@@ -137,7 +138,7 @@ def test_wrong_arguments_show_the_usage(log, capsys):
 def test_help_and_version(capsys):
     for arguments, text in (
         (["--help"], "profile"),
-        (["profile", "--help"], "oper profile train.txt --scale 0.1"),
+        (["profile", "--help"], "oper profile train.txt --rows 100000"),
         (["--version"], f"torchrec-oper {torchrec_oper.__version__}\n"),
     ):
         with pytest.raises(SystemExit) as stop:

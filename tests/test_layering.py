@@ -96,12 +96,12 @@ def test_the_package_keeps_the_rule():
         (
             "planner/search.py",
             "def f():\n    from torchrec.distributed import planner",
-            "planner.deal imports torchrec.distributed.planner",
+            "planner.search imports torchrec.distributed.planner",
         ),
         (
             "planner/search.py",
             "from ..ops.map_ids import map_ids",
-            "planner.deal imports torchrec_oper.ops.map_ids.map_ids",
+            "planner.search imports torchrec_oper.ops.map_ids.map_ids",
         ),
         (
             "planner/__init__.py",
@@ -145,7 +145,7 @@ def test_a_planted_violation_is_found(tmp_path, file, line, found):
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("planner/adapter.py", "import torchrec\nfrom torchrec_oper.ops import map_ids"),
+        ("planner/adapter/model.py", "import torchrec\nfrom torchrec_oper.ops import map_ids"),
         ("planner/baselines/row_wise.py", "from torchrec.distributed import planner"),
         ("sharder/modules.py", "import torchrec, fbgemm_gpu\nfrom torchrec_oper import planner"),
         ("cli/main.py", "from torchrec_oper.cli.plan import run\nimport torchrec_oper.planner"),

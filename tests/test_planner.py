@@ -34,8 +34,9 @@ from torchrec.optim import RowWiseAdagrad
 from ranks import run_ranks
 from torchrec_oper import AccessProfile, Cluster, OperPlanner, OperSharder, Plan
 from torchrec_oper.errors import PlanError, ProfileError
-from torchrec_oper.planner import sharding_plan
-from torchrec_oper.planner.adapter import model_tables, optimizer_bytes_per_row
+from torchrec_oper.planner import Workload, sharding_plan
+from torchrec_oper.planner.adapter import optimizer_bytes_per_row, read_model
+from torchrec_oper.planner.demands import SKEW
 from torchrec_oper.table import TableSpec
 
 AMPLE = 10**9
@@ -61,25 +62,42 @@ def test_plans_in_one_process_and_is_deterministic(tmp_path: Path) -> None:
     first, second = (planner.plan(model, [OperSharder()]).oper for _ in range(2))
     assert first == second
     assert sum(first.planned_lookups) == sum(table.lookups for table in profile.tables)
-    assert first.profile_hash == profile.content_hash
+    assert first.workload == Workload("train", 512, profile.content_hash)
+    assert first.bound_s <= first.cost_s
     first.save(tmp_path / "a.plan")
     entries = sharding_plan(Plan.load(tmp_path / "a.plan"), model, [OperSharder()])
     assert entries.report() == first.report()
     assert {entry.sharding_type for entry in entries.plan["ebc"].values()} == {"oper"}
 
 
-def test_without_a_profile_rows_are_dealt_by_memory() -> None:
-    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
-    plan = planner.plan(bags(config(num_embeddings=10)), [OperSharder()]).oper
-    assert plan.profile_hash is None
-    assert plan.placements[0].row_map.owned_rows.tolist() == [5, 5]
+def test_without_a_profile_a_zipf_law_is_assumed_and_told() -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE), batch_size=64)
+    model = bags(config(num_embeddings=3), config("u", num_embeddings=200))
+    plan = planner.plan(model, [OperSharder()]).oper
+    assert plan.workload == Workload("train", 64, None, SKEW)
     assert "no profile" in plan.report()
+    # A table of 3 rows isn't worth cutting.
+    assert sorted(plan.placement("0", "t").owned_rows.tolist()) == [0, 3]
+    assert 0 <= plan.gap < 0.2
+
+
+def test_inference_needs_no_room_for_optimizer_state() -> None:
+    model = bags(config(num_embeddings=100))
+    model[0].embedding_bags["t"].weight._optimizer_classes = [torch.optim.Adagrad]
+    cluster = Cluster.uniform(1, memory_bytes=3000)
+    infers = OperPlanner(cluster=cluster, batch_size=8, objective="infer")
+    plan = infers.plan(model, [OperSharder()])
+    assert plan.oper.memory_bytes == (1600,)
+    with pytest.raises(PlanError, match="need 3200 bytes with optimizer state"):
+        OperPlanner(cluster=cluster, batch_size=8).plan(model, [OperSharder()])
 
 
 def test_a_huge_table_is_planned_on_the_meta_device() -> None:
     model = bags(config(num_embeddings=2_000_000_000, embedding_dim=128))
-    plan = OperPlanner(cluster=Cluster.uniform(4, memory_bytes=2**40)).plan(model, [OperSharder()])
-    assert plan.oper.placements[0].row_map.owned_rows.sum() == 2_000_000_000
+    plan = OperPlanner(cluster=Cluster.uniform(4, memory_bytes=2**39)).plan(model, [OperSharder()])
+    rows = plan.oper.placements[0].owned_rows
+    assert rows.sum() == 2_000_000_000
+    assert (rows > 0).sum() >= 2  # no rank has room for all
 
 
 @pytest.mark.parametrize(
@@ -104,7 +122,7 @@ def test_a_huge_table_is_planned_on_the_meta_device() -> None:
                 )
             ),
             "module 0 is of type EmbeddingCollection, which OperPlanner can't plan with these"
-            " sharders; it plans EmbeddingBagCollection",
+            " sharders; they shard EmbeddingBagCollection: pass a sharder of this type too",
         ),
         (
             nn.Sequential(*bags(config()), *bags(config())),
@@ -140,6 +158,12 @@ def test_refuses_collections_inside_modules_that_change_their_use() -> None:
     [
         ({"profile": "a.profile"}, "profile must be a AccessProfile or None, found 'a.profile'"),
         ({"cluster": 4}, "cluster must be a Cluster or None, found 4"),
+        ({"topology": "cpu"}, "topology must be a Topology or None, found 'cpu'"),
+        ({"space": "all"}, "space must be a SearchSpace or None, found 'all'"),
+        ({"batch_size": 0}, "batch_size must be an integer of 1 or more, found 0"),
+        ({"objective": "serve"}, "objective must be train or infer, found 'serve'"),
+        ({"constraints": ["t"]}, "constraints must be a Constraints, or TorchRec's Param"),
+        ({"constraints": {"t": 1}}, "or TorchRec's ParameterConstraints by table, found 1 for 't'"),
         ({"seed": -1}, "seed must be an integer of 0 or more, found -1"),
         ({"seed": 1.5}, "seed must be an integer of 0 or more, found 1.5"),
     ],
@@ -159,7 +183,7 @@ def test_refuses_a_sharder_class_in_place_of_a_sharder() -> None:
 def test_a_huge_cap_means_no_cap(memory_bytes: int) -> None:
     planner = OperPlanner(cluster=Cluster.uniform(4, memory_bytes=memory_bytes))
     plan = planner.plan(bags(config(num_embeddings=40)), [OperSharder()]).oper
-    assert plan.memory_bytes == (160,) * 4
+    assert sum(plan.memory_bytes) == 4 * 160
 
 
 def test_refuses_types_of_rows_that_it_does_not_know() -> None:
@@ -170,8 +194,21 @@ def test_refuses_types_of_rows_that_it_does_not_know() -> None:
 
 def test_refuses_to_plan_without_our_sharder() -> None:
     planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
-    with pytest.raises(PlanError, match="pass OperSharder\\(\\) among the sharders"):
+    with pytest.raises(
+        PlanError, match="pass OperSharder\\(\\) too, found .*EmbeddingBagCollectionS"
+    ):
         planner.plan(bags(config()), [EmbeddingBagCollectionSharder()])
+
+
+def test_refuses_a_sharder_that_would_take_ours_place() -> None:
+    planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=AMPLE))
+    stock = EmbeddingBagCollectionSharder()
+    with pytest.raises(
+        PlanError, match="both shard EmbeddingBagCollection, .* takes the last: leave EmbeddingBag"
+    ):
+        planner.plan(bags(config()), [OperSharder(), stock])
+    plan = planner.plan(bags(config()), [stock, OperSharder()])
+    assert plan.plan["0"]["t"].sharding_type == "oper"
 
 
 def test_refuses_the_profile_of_other_tables() -> None:
@@ -195,7 +232,7 @@ def test_over_memory_names_the_table_the_need_and_the_cap() -> None:
     planner = OperPlanner(cluster=Cluster.uniform(2, memory_bytes=100))
     with pytest.raises(
         PlanError,
-        match="need 14400 bytes .* add up to 200 bytes; the largest, table t, needs 14400 bytes",
+        match="need 14400 bytes .* add up to 200 bytes, .* tables are t \\(14400 bytes\\)",
     ):
         planner.plan(bags(config(num_embeddings=900)), [OperSharder()])
 
@@ -225,7 +262,7 @@ def test_counts_the_optimizer_state_of_fused_params() -> None:
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
     assert optimizer_bytes_per_row(table, parameter, fused) == 4
     model = bags(config(embedding_dim=8))
-    (_, found) = model_tables(model, [OperSharder(fused_params=fused)])[0]
+    (found,) = read_model(model, [OperSharder(fused_params=fused)]).specs
     assert found.optimizer_bytes_per_row == 4
     with pytest.raises(PlanError, match="table t: optimizer shampoo isn't supported; supported"):
         optimizer_bytes_per_row(table, parameter, {"optimizer": EmbOptimType.SHAMPOO})
@@ -257,9 +294,9 @@ def _failures(rank: int) -> list[str]:
 def test_a_failure_on_rank_0_reaches_every_rank() -> None:
     first, second = run_ranks(2, _failures)
     memory = (
-        "the tables need 144 bytes with optimizer state, but the 2 ranks' caps add up to 20 bytes;"
-        " the largest, table t, needs 144 bytes; give the ranks more memory, use more ranks, or"
-        " shrink the table"
+        "the tables need 144 bytes with optimizer state, but the 2 ranks' caps add up to 20 bytes,"
+        " 124 too few; the largest tables are t (144 bytes); give each rank 62 bytes more, or add"
+        " 13 such ranks, or shrink the tables"
     )
     ranks = "the cluster has 3 ranks, the process group 2"
     assert first == [

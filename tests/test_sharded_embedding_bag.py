@@ -26,9 +26,9 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingEnv
 
 from ranks import RankError, run_ranks
-from torchrec_oper import AccessProfile, Cluster, OperPlanner, OperSharder
+from torchrec_oper import AccessProfile, Cluster, Constraints, OperPlanner, OperSharder
 from torchrec_oper.errors import BatchError, PlanError
-from torchrec_oper.planner import OperShardingPlan, RowMap, sharding_plan
+from torchrec_oper.planner import Decision, OperShardingPlan, RowMap, sharding_plan
 from torchrec_oper.planner.judge import served_lookups
 from torchrec_oper.sharder.local_rows import local_bounds, local_rows
 from torchrec_oper.sharder.row_sharding import OperSparseFeaturesDist
@@ -113,26 +113,54 @@ def test_mean_and_sum_of_shared_features_side_by_side() -> None:
         assert max(found) < TOLERANCE
 
 
-def _planned_and_measured(rank: int) -> tuple[int, int, list[int], list[int]]:
-    case = random_case(17, 2, batch_sizes=(9, 9))
-    model = PooledModel(case)
+# Placements that a plan may ask for, on 2 ranks; the last for bags of one id only.
+DECISIONS = (
+    Decision("whole", 0, np.array([[1]])),
+    Decision("partial", 0, np.array([[1, 0]])),
+    Decision("partial", 0, np.array([[1, 0]]), np.array([0.3, 0.7])),
+)
+
+
+def _planned_and_measured(
+    rank: int, longest_bag: int
+) -> tuple[int, int, list[int], list[int], list[str]]:
+    configs = tuple(
+        EmbeddingBagConfig(
+            name=f"t{number}", num_embeddings=100, embedding_dim=4, feature_names=features
+        )
+        for number, features in enumerate([["f0"], ["f0", "f1"], ["f2"], ["f1"]])
+    )
+    case = random_case(17, 2, batch_sizes=(9, 9), configs=configs, longest_bag=longest_bag)
+    model, whole = PooledModel(case), PooledModel(case)
     batches = [batch_of(case, r, step) for step in range(6) for r in range(2)]
     profile = AccessProfile.from_batches(batches, model.ebc) if rank == 0 else None
-    planner = OperPlanner(profile, Cluster.uniform(2, memory_bytes=10**6))
+    decisions = DECISIONS if longest_bag == 1 else DECISIONS[:2]
+    fixed = {f"t{number}": decision for number, decision in enumerate(decisions)}
+    planner = OperPlanner(
+        profile,
+        Cluster.uniform(2, memory_bytes=10**6),
+        constraints=Constraints(fixed=fixed),
+        batch_size=9,
+    )
     plan = planner.collective_plan(model, [OperSharder()], dist.group.WORLD)
     parallel = DistributedModelParallel(model, plan=plan, sharders=[OperSharder()])
-    train(case, parallel, None, steps=6)
+    parallel.load_state_dict(whole.state_dict())
+    assert train(case, parallel, whole, steps=6) < TOLERANCE
     served = parallel.module.ebc.served_lookups
     parallel.module.ebc.reset_served_lookups()
     judged = served_lookups(plan.oper, batches).sum(axis=0).tolist()
-    return served, parallel.module.ebc.served_lookups, judged, list(plan.oper.planned_lookups)
+    exchanges = [placement.decision.exchange for placement in plan.oper.placements]
+    planned = list(plan.oper.planned_lookups)
+    return served, parallel.module.ebc.served_lookups, judged, planned, exchanges
 
 
-def test_planned_lookups_are_those_measured_and_those_judged() -> None:
-    (served0, reset0, judged, planned), (served1, _, _, planned1) = run_ranks(
-        2, _planned_and_measured
+@pytest.mark.parametrize("longest_bag", [1, 3])
+def test_planned_lookups_are_those_measured_and_those_judged(longest_bag: int) -> None:
+    (served0, reset0, judged, planned, exchanges), (served1, _, _, planned1, _) = run_ranks(
+        2, _planned_and_measured, longest_bag
     )
-    assert sum(planned) > 0
+    assert exchanges[:2] == ["whole", "partial"]
+    assert min(planned) > 0
     assert [served0, served1] == planned == planned1 == judged
     assert reset0 == 0
 

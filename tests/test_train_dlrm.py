@@ -134,8 +134,13 @@ def test_every_rank_looks_up_what_was_planned(oper, log):
     assert len(lookups) == 2
     assert all(planned == measured for planned, measured in lookups)
     assert sum(planned for planned, _ in lookups) == ids
-    assert max(lookups)[0] - min(lookups)[0] <= 1
+    assert min(lookups)[0] > 0
     assert "planned for the same batches" in oper.out
+
+
+def test_the_plan_is_near_the_best(oper):
+    gap = float(re.search(r"so this one is within ([\d.]+) ?% of the best", oper.out)[1])
+    assert 0 <= gap < 10
 
 
 def test_the_held_out_part_is_scored_alike_on_one_rank_and_on_two(oper, unsharded):
@@ -147,7 +152,7 @@ def test_the_held_out_part_is_scored_alike_on_one_rank_and_on_two(oper, unsharde
 def test_each_stage_is_told_once_however_many_ranks_there_are(oper):
     told = [
         f"data: {SAMPLES:,} samples, the last {HELD_OUT} held out; {STEPS} steps to an epoch",
-        "above the least that any plan could reach",
+        "no plan takes less than",
         f"train: {STEPS} steps, a global batch of {GLOBAL_BATCH} samples over 2 ranks",
         " samples/s (median step)",
         "held out: AUC",

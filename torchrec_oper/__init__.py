@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torchrec_oper.versions import check_versions
 
 if TYPE_CHECKING:
-    from torchrec_oper.planner import Cluster, Plan, RowMap
+    from torchrec_oper.planner import Cluster, Constraints, Plan, RowMap
     from torchrec_oper.planner.adapter import OperPlanner, sharding_plan
     from torchrec_oper.profile import AccessProfile
     from torchrec_oper.sharder import OperSharder
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessProfile",
     "Cluster",
+    "Constraints",
     "OperPlanner",
     "OperSharder",
     "Plan",
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AccessProfile": "torchrec_oper.profile",
     "Cluster": "torchrec_oper.planner",
+    "Constraints": "torchrec_oper.planner",
     "OperPlanner": "torchrec_oper.planner.adapter",
     "OperSharder": "torchrec_oper.sharder",
     "Plan": "torchrec_oper.planner",

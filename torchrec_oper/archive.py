@@ -1,5 +1,6 @@
-"""One-file storage for profiles and plans: a JSON header and numpy arrays in an npz.
+"""One-file storage for profiles and plans: a JSON header and numpy arrays in a zip file.
 
+``unzip -p FILE header.json`` shows the header; the other members are arrays as in an npz.
 A file is written under a temporary name in the same folder, flushed to disk and
 then renamed, so a reader sees the old file or the whole new one, never a part.
 """
@@ -28,7 +29,12 @@ from torchrec_oper.errors import ArchiveError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-HEADER = "header"
+HEADER = "header.json"
+OLD_HEADER = "header.npy"  # in files of before: the same text as an array of bytes
+
+LINE = 100  # characters of what stands in one line of the header
+
+_ARRAY = ".npy"
 
 # A temporary file is called .NAME.oper-RANDOM.part, so that nobody else's is taken for one.
 _PART = ".oper-"
@@ -58,17 +64,19 @@ def write_archive(
         OSError: the folder is missing or can't be written, or the disk is full; a
             file that was at ``path`` before is untouched.
     """
-    assert not {"kind", "arrays"} & set(header) and HEADER not in arrays
+    assert not {"kind", "arrays"} & set(header)
     # The arrays' names are told apart from their storage, so that a lost one is noticed.
-    told = {"kind": kind, "arrays": sorted(arrays), **header}
-    document = json.dumps(told, sort_keys=True).encode()
-    members = {HEADER: np.frombuffer(document, dtype=np.uint8), **arrays}
+    told = {"kind": kind, **header, "arrays": sorted(arrays)}
+    document = f"{readable_json(told)}\n".encode()
 
     def write(file: IO[bytes]) -> None:
         # What np.savez does, but without the clock: equal values give equal files.
         with zipfile.ZipFile(file, "w") as archive:
-            for name, array in members.items():
-                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+            archive.writestr(zipfile.ZipInfo(HEADER), document)
+            for name, array in arrays.items():
+                member_name = f"{name}{_ARRAY}"
+                assert member_name != OLD_HEADER
+                with archive.open(zipfile.ZipInfo(member_name), "w", force_zip64=True) as member:
                     np.lib.format.write_array(  # type: ignore[no-untyped-call]
                         member, np.asarray(array), allow_pickle=False
                     )
@@ -85,16 +93,10 @@ def read_archive(
         OSError: there is no such file, or it may not be read.
         ArchiveError: the file is truncated, damaged, or of another kind.
     """
-    # numpy's own words for a file that isn't an archive advise to unpickle it: not repeated.
     refusal = f"{path} is not a {kind} of torchrec-oper, or is truncated or damaged"
     with open(path, "rb") as file:
         try:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("not an archive")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as members:
-                arrays = {name: members[name] for name in members.files}
-            header = json.loads(arrays.pop(HEADER).tobytes())
+            header, arrays = _members(file)
             found, told = header.pop("kind"), header.pop("arrays")
         except _DAMAGE as error:
             raise ArchiveError(f"{refusal}; write it again") from error
@@ -103,6 +105,47 @@ def read_archive(
     if found != kind:
         raise ArchiveError(f"{path} holds a {found}, wanted a {kind}")
     return header, arrays
+
+
+def _members(file: IO[bytes]) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The header and the arrays in an archive; raises one of ``_DAMAGE``."""
+    documents: list[bytes] = []
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                if name == HEADER:
+                    documents.append(member.read())
+                    continue
+                array = np.lib.format.read_array(  # type: ignore[no-untyped-call]
+                    member, allow_pickle=False
+                )
+                # Only at the end of a member is its checksum looked at.
+                if member.read(1):
+                    raise ValueError(f"{name} goes on after its array")
+            if name == OLD_HEADER:
+                documents.append(array.tobytes())
+            else:
+                arrays[name.removesuffix(_ARRAY)] = array
+    (document,) = documents
+    return dict(json.loads(document)), arrays
+
+
+def readable_json(value: Any, indent: str = "") -> str:
+    """JSON for people: indented, but what is short, or a list of scalars, is one line."""
+    line = json.dumps(value)
+    nested = (Mapping, list, tuple)
+    if not isinstance(value, nested) or len(indent) + len(line) <= LINE:
+        return line
+    deeper = f"{indent}  "
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        lines = [f"{deeper}{json.dumps(key)}: {readable_json(one, deeper)}" for key, one in pairs]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if not any(isinstance(one, nested) for one in value):
+        return line
+    lines = [deeper + readable_json(one, deeper) for one in value]
+    return "[\n" + ",\n".join(lines) + f"\n{indent}]"
 
 
 def check_writable(

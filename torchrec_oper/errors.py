@@ -31,3 +31,7 @@ class BatchError(OperError, ValueError):
 
 class PlanError(OperError, ValueError):
     """A plan can't be made, or doesn't fit the model or the process group."""
+
+
+class UnusedConstraintWarning(UserWarning):
+    """Constraints that TorchRec knows and this planner doesn't use."""

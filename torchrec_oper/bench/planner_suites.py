@@ -7,10 +7,9 @@ law, whose skew the bench chooses.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ import numpy as np
 from torchrec_oper.errors import ArchiveError, PlanError
 from torchrec_oper.planner.baselines.stock_placement import StockPlacement
 from torchrec_oper.planner.cluster import Cluster
-from torchrec_oper.planner.demand import Floats, TableDemand
+from torchrec_oper.planner.demand import TableDemand
 from torchrec_oper.planner.presets import bench
+from torchrec_oper.planner.zipf import zipf_blocks
 from torchrec_oper.table import TableSpec
 
 TABLES_FILE = "table_configs.json"
@@ -145,31 +145,6 @@ def load_suites(data: Path, *, names: Sequence[str] = (), quick: bool = False) -
         Suite(name, ranks, batch_size, *_tables(data, configs, name))
         for name, ranks, batch_size in wanted
     ]
-
-
-@lru_cache(maxsize=256)
-def zipf_blocks(rows: int, skew: float) -> tuple[Floats, Floats]:
-    """Rows of each block, and the chance of one row in it, of a Zipf law.
-
-    The hottest ``EXACT_ROWS`` have a block each; past them a block ends 3 % further than
-    the one before it, and its rows share their chance evenly. A block's chance is the
-    integral from half a row before it to half a row before its end, which for ranks above
-    4,096 differs from the sum by less than 1e-8 of it.
-    """
-    exact = np.arange(1, min(rows, EXACT_ROWS) + 1, dtype=np.float64)
-    counts, weights = np.ones(len(exact)), exact**-skew
-    if rows > EXACT_ROWS:
-        steps = math.ceil(math.log(rows / EXACT_ROWS) / math.log(BLOCK_GROWTH))
-        ends = np.unique(np.round(np.geomspace(EXACT_ROWS, rows, steps + 1)))
-        ends[-1] = rows
-        edges = ends + 0.5
-        mass = np.diff(np.log(edges) if skew == 1 else edges ** (1 - skew) / (1 - skew))
-        counts = np.concatenate([counts, np.diff(ends)])
-        weights = np.concatenate([weights, mass / np.diff(ends)])
-    chances = weights / (counts @ weights)
-    for array in (counts, chances):
-        array.flags.writeable = False
-    return counts, chances
 
 
 def _read_json(path: Path, kind: type) -> Any:

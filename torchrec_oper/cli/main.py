@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
 
 from torchrec_oper import __version__
-from torchrec_oper.cli import calibrate, profile
+from torchrec_oper.cli import bench, calibrate, diff, explain, plan, profile, verify
+from torchrec_oper.cli.subcommands import Command, add_commands
 from torchrec_oper.errors import OperError
 
 STATUS_USER_ERROR = 2
@@ -17,24 +17,8 @@ STATUS_INTERRUPTED = 130  # what a shell reports for SIGINT
 STATUS_PIPE_CLOSED = 141  # and for SIGPIPE
 
 
-class Command(Protocol):
-    """What the module of a subcommand offers; a new one is added to ``COMMANDS``.
-
-    It imports what takes long in ``run``, under ``ended_by_interrupt``; ``--help`` is quick.
-    """
-
-    NAME: str
-    SUMMARY: str
-    EXAMPLES: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the subcommand's arguments."""
-
-    def run(self, arguments: argparse.Namespace) -> None:
-        """Do the work; raise ``OperError`` or ``OSError`` for what the user can mend."""
-
-
-COMMANDS: tuple[Command, ...] = (profile, calibrate)
+# A new one is added here.
+COMMANDS: tuple[Command, ...] = (profile, calibrate, plan, explain, diff, verify, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,13 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, without the program's name; by default the process's own.
 
     Returns:
-        The exit status: 0, 2 for what the user can mend, 130 for Ctrl-C, 141 where the
-        reader of the output went away.
+        The exit status: 0 or what the command says, 2 for what the user can mend, 130 for
+        Ctrl-C, 141 where the reader of the output went away.
     """
     _replace_closed_streams()
     try:
         arguments = _parser().parse_args(argv)
-        arguments.run(arguments)
+        status: int | None = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -66,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = f"{error.filename}: " if error.filename is not None else ""
         _complain(f"{named}{error.strerror or error}")
         return STATUS_USER_ERROR
-    return 0
+    return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,17 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="`oper COMMAND --help` has examples.",
     )
     parser.add_argument("--version", action="version", version=f"torchrec-oper {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        subparser = commands.add_parser(
-            command.NAME,
-            help=command.SUMMARY,
-            description=command.SUMMARY[0].upper() + command.SUMMARY[1:] + ".",
-            epilog=command.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+    add_commands(parser, COMMANDS)
     return parser
 
 

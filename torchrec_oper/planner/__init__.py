@@ -3,9 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 from torchrec_oper.planner.cluster import Cluster, RankSpec
-from torchrec_oper.planner.plan import Plan, TablePlacement
+from torchrec_oper.planner.constraints import Constraints
+from torchrec_oper.planner.decision import Decision
+from torchrec_oper.planner.placement import TablePlacement
+from torchrec_oper.planner.plan import Plan, Workload
+from torchrec_oper.planner.planning import Request, make_plan
 from torchrec_oper.planner.report import load_table
 from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.planner.runnable import RUNNABLE
+from torchrec_oper.planner.space import SearchSpace
 
 if TYPE_CHECKING:
     from torchrec_oper.planner.adapter import OperPlanner, OperShardingPlan, sharding_plan
@@ -14,14 +20,21 @@ if TYPE_CHECKING:
 _FROM_ADAPTER = ("OperPlanner", "OperShardingPlan", "sharding_plan")
 
 __all__ = [
+    "RUNNABLE",
     "Cluster",
+    "Constraints",
+    "Decision",
     "OperPlanner",
     "OperShardingPlan",
     "Plan",
     "RankSpec",
+    "Request",
     "RowMap",
+    "SearchSpace",
     "TablePlacement",
+    "Workload",
     "load_table",
+    "make_plan",
     "sharding_plan",
 ]
 

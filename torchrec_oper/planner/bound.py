@@ -23,9 +23,11 @@ from torchrec_oper.planner.certificate import Certificate, Multipliers, Proof
 from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.demand import Objective
 from torchrec_oper.planner.rank_classes import RankClasses
-from torchrec_oper.planner.relaxation import Mask, Summary, proven_s, relax, undominated
+from torchrec_oper.planner.relaxation import proven_s, relax
+from torchrec_oper.planner.summary import Mask, Summary, all_undominated
 
 ROUNDS = 8
+ROUNDING = 1e-12  # of sums: whoever checks the proof may add in another order
 STEPS = 8
 CLOSE = 1.001
 
@@ -76,18 +78,21 @@ def start_s(cluster: Cluster, objective: Objective, *, exchanged: bool, replicas
 def affordable(problem: Problem, target_s: float, among: Sequence[Mask]) -> list[Mask]:
     """Of each table's candidates ``among``, those that a plan of ``target_s`` could use."""
     left = [mask.copy() for mask in among]
+    sent = [summary.sent for summary in problem.summaries]
+    received = [summary.received for summary in problem.summaries]
     for _ in range(ROUNDS):
-        if not all(mask.any() for mask in left):
+        before = left
+        for views in (sent, received):
+            if not all(mask.any() for mask in left):
+                return left
+            least = np.array([v.least_s[m].min() for v, m in zip(views, left, strict=True)])
+            room = target_s * (1 + ROUNDING) - (least.sum() - least)
+            left = [
+                mask & (view.busiest_s <= most_s)
+                for view, mask, most_s in zip(views, left, room, strict=True)
+            ]
+        if all((a == b).all() for a, b in zip(before, left, strict=True)):
             break
-        least = [s.least_s[mask].min() for s, mask in zip(problem.summaries, left, strict=True)]
-        rest = sum(least) - np.array(least)
-        kept = [
-            mask & (s.busiest_s + others <= target_s)
-            for s, mask, others in zip(problem.summaries, left, rest, strict=True)
-        ]
-        if all((a == b).all() for a, b in zip(kept, left, strict=True)):
-            break
-        left = kept
     return left
 
 
@@ -135,11 +140,25 @@ class _Case:
         self.problem, self.with_hot_rows = problem, with_hot_rows
         self.latency_s = problem.latency_s(exchanged=True, replicas=with_hot_rows)
         self.useful = problem.useful if with_hot_rows else _without_hot_rows(problem)
-        self.high_s = cost_s - self.latency_s
+        self.among = self._covered()
+        self.high_s = max(cost_s - self.latency_s, 0.0)
         self.target_s, self.value_s, self.multipliers = self.high_s, np.inf, _even(problem)
         self.low_s = 0.0
         if self.high_s > 0:
             self._try(self.high_s)
+
+    def _covered(self) -> Sequence[Mask]:
+        """[C] for each table: the candidates that the proof must be of."""
+        problem = self.problem
+        if len(problem.classes) == 1:
+            return self.useful
+        # What one piece asks isn't always in proportion to the rest, so that where ranks
+        # aren't alike a candidate may be the best even though another one beats its sums.
+        plain = [c.hot_rows == 0 for c in problem.candidates]
+        return [
+            usable & (self.with_hot_rows | none)
+            for usable, none in zip(problem.usable, plain, strict=True)
+        ]
 
     @property
     def bound_s(self) -> float:
@@ -154,16 +173,14 @@ class _Case:
             self._try(float(np.sqrt(self.low_s * self.high_s)))
 
     def _try(self, target_s: float) -> None:
-        left = affordable(self.problem, target_s, self.useful)
-        value_s, multipliers = np.inf, _even(self.problem)
+        problem = self.problem
+        left = affordable(problem, target_s, self.among)
+        value_s, multipliers = np.inf, _even(problem)
         if all(mask.any() for mask in left):
-            problem = self.problem
-            relaxed = relax(problem.summaries, left, problem.cluster, problem.classes)
-            if relaxed is not None:
-                multipliers = relaxed.multipliers
-                value_s = proven_s(
-                    problem.summaries, left, problem.cluster, problem.classes, multipliers
-                )
+            multipliers = self._multipliers(left)
+            value_s = proven_s(
+                problem.summaries, left, problem.cluster, problem.classes, multipliers
+            )
         if min(target_s, value_s) > min(self.target_s, self.value_s) or self.value_s == np.inf:
             self.target_s, self.value_s, self.multipliers = target_s, value_s, multipliers
         if value_s >= target_s:
@@ -171,15 +188,22 @@ class _Case:
         else:
             self.low_s, self.high_s = max(self.low_s, value_s), min(self.high_s, target_s)
 
+    def _multipliers(self, left: Sequence[Mask]) -> Multipliers:
+        problem = self.problem
+        useful = [mask & good for mask, good in zip(left, self.useful, strict=True)]
+        for lend in (False, True):
+            relaxed = relax(problem.summaries, useful, problem.cluster, problem.classes, lend=lend)
+            if relaxed is not None:
+                return relaxed.multipliers
+        return _even(problem)
+
     def proof(self) -> Proof:
         return Proof(self.with_hot_rows, self.target_s, self.multipliers, self.bound_s)
 
 
 def _without_hot_rows(problem: Problem) -> tuple[Mask, ...]:
-    return tuple(
-        undominated(s.features(problem.cluster, problem.classes), usable & (c.hot_rows == 0))
-        for s, c, usable in zip(problem.summaries, problem.candidates, problem.usable, strict=True)
-    )
+    plain = [m & (c.hot_rows == 0) for m, c in zip(problem.usable, problem.candidates, strict=True)]
+    return tuple(all_undominated(problem.summaries, plain, problem.cluster, problem.classes))
 
 
 def _even(problem: Problem) -> Multipliers:

@@ -7,6 +7,7 @@ exchange (``IDS``, ``FORWARD``, ``BACKWARD``), and bytes of memory (``BYTES``).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +23,9 @@ WORK, FIXED, IDS, FORWARD, BACKWARD, BYTES = range(6)
 PHASES = (IDS, FORWARD, BACKWARD)
 ID_BYTES = 8
 ROWS_PER_PART = 8
+# So much hotter than an even share must a row be to be heavy: rounding must not decide.
+ROUNDING = 1e-9
+FINE_HOT_ROWS = 2**20
 
 Ints = npt.NDArray[np.int64]
 
@@ -214,8 +218,12 @@ def fixed_candidate(
     only = _family(costs, decision.exchange, shape)
     if decision.weights is None:
         return replace(only, linear=np.zeros(1, dtype=np.bool_))
-    pieces = only.piece * decision.parts * decision.weights
-    pieces[FIXED] = only.piece[FIXED]
+    rows, chance, *distinct = (
+        (running[-1] - running[block]) * decision.weights
+        for running in (costs.rows, costs.chance, costs.distinct, costs.global_distinct)
+    )
+    one = np.ones(decision.parts, dtype=np.int64)
+    pieces = costs.part(decision.exchange, one, chance, (rows, *distinct))
     return replace(only, heavy={0: pieces}, linear=np.zeros(1, dtype=np.bool_))
 
 
@@ -261,12 +269,15 @@ def _hot_cuts(costs: Costs, space: SearchSpace) -> list[int]:
     if not space.hot_rows:
         return []
     most = min(costs.demand.listed_rows, int(costs.rows[-1]) - 1)
-    cuts, wanted = set(), 1
-    while wanted <= most:
-        block = int(np.searchsorted(costs.rows, wanted))
-        if costs.rows[block] <= most:
-            cuts.add(block)
-        wanted *= space.hot_step
+    cuts = set()
+    for quarter in itertools.count():
+        wanted = space.hot_step ** (quarter / 4)
+        if wanted > most:
+            break
+        if quarter % 4 == 0 or wanted > FINE_HOT_ROWS:
+            block = int(np.searchsorted(costs.rows, wanted))
+            if costs.rows[block] <= most:
+                cuts.add(block)
     return sorted(cuts)
 
 
@@ -296,14 +307,14 @@ def _family(costs: Costs, exchange: Exchange, grid: Ints) -> Candidates:
     piece = costs.part(exchange, columns, chance, counts)
     heavy = {}
     if exchange != "rows":
-        for number in np.flatnonzero((parts > 1) & (costs.demand.block_chances[hot] > chance)):
+        hottest = costs.demand.block_chances[hot]
+        for number in np.flatnonzero((parts > 1) & (hottest > chance * (1 + ROUNDING))):
             alone, piece[:, number] = _with_heavy_rows(costs, exchange, grid[number])
             heavy[int(number)] = alone
-    received = (piece[FORWARD] * columns * parts) + 0.0
+    received = piece[FORWARD] * columns * parts
     for number, alone in heavy.items():
         received[number] += columns[number] * (alone[FORWARD] - piece[FORWARD, number]).sum()
-    one_id = bool((costs.demand.bag_lengths == 1).all())
-    linear = (columns == 1) & (parts > 1) & (exchange in ("rows", "direct") or one_id)
+    linear = (columns == 1) & (parts > 1) & _in_proportion(costs, exchange)
     linear[list(heavy)] = False
     return Candidates(
         exchange=(exchange,) * len(grid),
@@ -315,6 +326,14 @@ def _family(costs: Costs, exchange: Exchange, grid: Ints) -> Candidates:
         heavy=heavy,
         linear=linear,
     )
+
+
+def _in_proportion(costs: Costs, exchange: Exchange) -> bool:
+    """Whether what a part asks is in proportion to its chance: not so bags of several ids."""
+    demand = costs.demand
+    one_id = bool((demand.bag_lengths[demand.bag_shares > 0] == 1).all())
+    by_row = not costs.training or demand.table.pooling == "none"
+    return one_id or exchange == "rows" or (exchange == "direct" and by_row)
 
 
 def _with_heavy_rows(costs: Costs, exchange: Exchange, shape: Ints) -> tuple[Floats, Floats]:
@@ -331,16 +350,14 @@ def _with_heavy_rows(costs: Costs, exchange: Exchange, shape: Ints) -> tuple[Flo
     chances = chances[: parts - 1]
     before = _running(chances)
     left = 1 - costs.chance[hot] - before[:-1]
-    alone = chances > left / (parts - np.arange(len(chances)))
+    alone = chances > left / (parts - np.arange(len(chances))) * (1 + ROUNDING)
     count = len(chances) if alone.all() else int(np.argmin(alone))
     heavy = chances[:count]
     seen = [
         -np.expm1(n * np.log1p(-np.minimum(heavy, 1 - 1e-15)))
         for n in (demand.lookups, demand.lookups * costs.world_size)
     ]
-    ones = np.ones(count)
-    slices = np.full(count, columns)
-    pieces = costs.part(exchange, slices, heavy, (ones, *seen))
+    pieces = costs.part(exchange, np.full(count, columns), heavy, (np.ones(count), *seen))
     rest = parts - count
     counts = (
         np.array([(costs.rows[-1] - costs.rows[hot] - count) / rest]),

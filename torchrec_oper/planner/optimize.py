@@ -13,10 +13,10 @@ from torchrec_oper.planner.constraints import Constraints
 from torchrec_oper.planner.decision import Decision
 from torchrec_oper.planner.demand import Objective, TableDemand
 from torchrec_oper.planner.rank_classes import rank_classes
-from torchrec_oper.planner.relaxation import summarise, undominated
 from torchrec_oper.planner.search.effort import effort_for
 from torchrec_oper.planner.search.improve import search
 from torchrec_oper.planner.space import SearchSpace
+from torchrec_oper.planner.summary import all_undominated, summarise
 from torchrec_oper.planner.units import Unit, units
 
 
@@ -112,7 +112,10 @@ def _problem(
         PlanError: a table fits into no rank however it is cut.
     """
     classes = rank_classes(cluster)
-    summaries = tuple(summarise(unit.candidates, cluster, classes) for unit in made)
+    # Equal tables share their candidates, and so their summary.
+    known = {id(unit.candidates): unit.candidates for unit in made}
+    summary_of = {key: summarise(one, cluster, classes) for key, one in known.items()}
+    summaries = tuple(summary_of[id(unit.candidates)] for unit in made)
     most = classes.memory_bytes.max()
     usable = tuple(
         unit.allowed & (summary.busiest_bytes <= most)
@@ -134,8 +137,5 @@ def _problem(
         classes=classes,
         objective=objective,
         usable=usable,
-        useful=tuple(
-            undominated(summary.features(cluster, classes), mask)
-            for summary, mask in zip(summaries, usable, strict=True)
-        ),
+        useful=tuple(all_undominated(summaries, usable, cluster, classes)),
     )

@@ -5,71 +5,65 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from torchrec_oper.archive import content_hash, read_archive, write_archive
 from torchrec_oper.errors import ArchiveError, OperError, PlanError
+from torchrec_oper.planner.certificate import Certificate
 from torchrec_oper.planner.cluster import Cluster
-from torchrec_oper.planner.report import rank_table, table_of
-from torchrec_oper.planner.row_map import Ints, RowMap
-from torchrec_oper.table import TableSpec
+from torchrec_oper.planner.decision import Decision
+from torchrec_oper.planner.demand import Objective
+from torchrec_oper.planner.placement import TablePlacement
+from torchrec_oper.planner.report import plan_report
+from torchrec_oper.planner.row_map import RowMap
+from torchrec_oper.planner.space import SearchSpace
+from torchrec_oper.table import TableSpec, whole_number
 
-Exchange = Literal["partial"]
-
-FORMAT = 1
+FORMAT = 2
 
 
-@dataclass(frozen=True, eq=False)
-class TablePlacement:
-    """Where the rows of one table live, and how its values travel.
+@dataclass(frozen=True)
+class Workload:
+    """What a plan was made for.
 
     Args:
-        module: path of the table's module in the model.
-        table: the table.
-        row_map: owner and slot of every row.
-        planned_lookups: [W] int64, lookups of the profiled data that each rank serves.
-        exchange: ``partial``: ids go to the owners, one partial sum per bag comes back.
+        objective: ``train`` or ``infer``.
+        batch_size: samples of a rank in a step.
+        profile_hash: content hash of the access profile, or None without one.
+        skew: the Zipf exponent that was assumed without a profile.
+        pooling_factors: ids of a bag that were assumed without a profile, by table; 1 for
+            the others.
+
+    Raises:
+        PlanError: for an unknown objective, or a batch size below 1.
     """
 
-    module: str
-    table: TableSpec
-    row_map: RowMap
-    planned_lookups: Ints
-    exchange: Exchange = "partial"
+    objective: Objective
+    batch_size: int
+    profile_hash: str | None
+    skew: float | None = None
+    pooling_factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lookups = np.array(self.planned_lookups, dtype=np.int64)
-        lookups.flags.writeable = False
-        object.__setattr__(self, "planned_lookups", lookups)
-        if self.row_map.rows != self.table.rows:
-            raise PlanError(
-                f"table {self.table.name} has {self.table.rows} rows, but its row map has"
-                f" {self.row_map.rows}"
-            )
-        if lookups.shape != (self.row_map.world_size,) or np.any(lookups < 0):
-            raise PlanError(
-                f"table {self.table.name}: planned_lookups must hold a count for each of"
-                f" {self.row_map.world_size} ranks, found {lookups.tolist()}"
-            )
-        if self.exchange != "partial":
-            raise PlanError(
-                f"table {self.table.name}: exchange must be 'partial', found {self.exchange!r}"
-            )
+        if self.objective not in get_args(Objective):
+            raise PlanError(f"objective must be train or infer, found {self.objective!r}")
+        size = whole_number(self.batch_size, "batch_size", least=1, error=PlanError)
+        object.__setattr__(self, "batch_size", size)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Through __init__, which checks and freezes the arrays again.
-        values = (self.module, self.table, self.row_map, self.planned_lookups, self.exchange)
-        return TablePlacement, values
-
-    @property
-    def key(self) -> str:
-        """The table's path in the model."""
-        return f"{self.module}.{self.table.name}" if self.module else self.table.name
+    def told(self) -> str:
+        """The workload in words."""
+        doing = "training" if self.objective == "train" else "inference"
+        source = (
+            f"profile {self.profile_hash[:12]}"
+            if self.profile_hash
+            else f"no profile: a Zipf law with exponent {self.skew} is assumed for every table"
+        )
+        return f"{doing}, {self.batch_size} samples a rank, {source}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +73,10 @@ class Plan:
     Args:
         placements: the tables, in the order of the model.
         cluster: the ranks that the plan was made for.
-        profile_hash: content hash of the access profile, or None without one.
-        bound_bytes: what the busiest rank reads at least under any placement of rows,
-            in bytes over the profiled data.
+        workload: what it was made for.
+        seconds: predicted seconds of a step on each rank, [W], by what they go to.
+        certificate: proves a lower bound on the cost of every plan of ``space``.
+        space: what the search could choose from.
         seed: the search's seed.
 
     Raises:
@@ -90,8 +85,10 @@ class Plan:
 
     placements: tuple[TablePlacement, ...]
     cluster: Cluster
-    profile_hash: str | None
-    bound_bytes: float
+    workload: Workload
+    seconds: Mapping[str, tuple[float, ...]]
+    certificate: Certificate
+    space: SearchSpace
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -102,23 +99,29 @@ class Plan:
         if repeated:
             raise PlanError(f"a plan places each table once, found twice: {', '.join(repeated)}")
         for placement in self.placements:
-            if placement.row_map.world_size != self.world_size:
+            if placement.world_size != self.world_size:
                 raise PlanError(
-                    f"table {placement.table.name}: its row map is for"
-                    f" {placement.row_map.world_size} ranks, the cluster has {self.world_size}"
+                    f"table {placement.table.name}: its placement is for"
+                    f" {placement.world_size} ranks, the cluster has {self.world_size}"
                 )
+        for name, values in self.seconds.items():
+            if len(values) != self.world_size or not np.isfinite(values).all():
+                raise PlanError(f"a plan needs seconds of {name} for each rank, found {values}")
         self._check_memory()
 
     def _check_memory(self) -> None:
         for rank, need in enumerate(self.memory_bytes):
             cap = self.cluster.ranks[rank].memory_bytes
             if need > cap:
-                largest = max(self.placements, key=lambda p: _bytes(p)[rank])
+                largest = max(self.placements, key=lambda p: self._bytes(p)[rank])
                 raise PlanError(
                     f"rank {rank} needs {need} bytes for its rows and their optimizer state, but"
-                    f" its cap is {cap} bytes; most of it, {_bytes(largest)[rank]} bytes, is for"
-                    f" table {largest.table.name}"
+                    f" its cap is {cap} bytes; most of it, {self._bytes(largest)[rank]} bytes, is"
+                    f" for table {largest.table.name}"
                 )
+
+    def _bytes(self, placement: TablePlacement) -> list[int]:
+        return placement.rank_bytes(optimizer=self.workload.objective == "train")
 
     @property
     def world_size(self) -> int:
@@ -127,26 +130,34 @@ class Plan:
 
     @cached_property
     def planned_lookups(self) -> tuple[int, ...]:
-        """Lookups of the profiled data that each rank serves."""
+        """Lookups of the profiled data that each rank serves as an owner."""
         return _sums(p.planned_lookups.tolist() for p in self.placements)
 
     @cached_property
-    def read_bytes(self) -> tuple[int, ...]:
-        """Bytes of rows that each rank reads for the profiled data."""
-        return _sums(
-            [lookups * p.table.row_bytes for lookups in p.planned_lookups.tolist()]
-            for p in self.placements
-        )
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Bytes that each rank's rows and replicas take, when training with optimizer state."""
+        return _sums(self._bytes(p) for p in self.placements)
 
     @cached_property
-    def memory_bytes(self) -> tuple[int, ...]:
-        """Bytes that each rank's rows and their optimizer state take."""
-        return _sums(_bytes(p) for p in self.placements)
+    def rank_s(self) -> tuple[float, ...]:
+        """[W] predicted seconds of a step on each rank."""
+        columns = zip(*self.seconds.values(), strict=True)
+        return tuple(float(sum(parts)) for parts in columns)
+
+    @property
+    def cost_s(self) -> float:
+        """Predicted seconds of a step on the slowest rank."""
+        return max(self.rank_s)
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that no plan of ``space`` stays below."""
+        return self.certificate.bound_s
 
     @property
     def gap(self) -> float:
-        """How far the busiest rank is above the bound: 0 is optimal."""
-        return max(self.read_bytes) / self.bound_bytes - 1 if self.bound_bytes else 0.0
+        """How far the cost may be above the best plan's: 0 is optimal."""
+        return self.cost_s / self.bound_s - 1 if self.bound_s else 0.0
 
     @cached_property
     def content_hash(self) -> str:
@@ -197,33 +208,8 @@ class Plan:
             raise PlanError(f"the plan places tables that the model lacks: {', '.join(extra)}")
 
     def report(self) -> str:
-        """A readable summary: load and memory of each rank, the bound, the tables."""
-        mean = sum(self.read_bytes) / self.world_size
-        balance = max(self.read_bytes) / mean if mean else 1.0
-        source = (
-            f"profile {self.profile_hash[:12]}"
-            if self.profile_hash
-            else "no profile: rows were dealt as if all were looked up alike"
-        )
-        tables = _count(len(self.placements), "table")
-        ranks = _count(self.world_size, "rank")
-        lines = [
-            f"plan {self.content_hash[:12]}: {tables} on {ranks}, {source}",
-            rank_table(
-                {
-                    "lookups": self.planned_lookups,
-                    "read bytes": self.read_bytes,
-                    "memory bytes": self.memory_bytes,
-                    "memory cap": tuple(r.memory_bytes for r in self.cluster.ranks),
-                }
-            ),
-            f"busiest rank / mean: {balance:.4f}, above the least that any plan could reach:"
-            f" {self.gap:.2%}",
-        ]
-        for module in dict.fromkeys(p.module for p in self.placements):
-            lines += [f"tables of {module}:"] if module else []
-            lines.append(_tables([p for p in self.placements if p.module == module]))
-        return "\n".join(lines)
+        """A readable summary: seconds and memory of each rank, the bound, the tables."""
+        return plan_report(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to one file, all or nothing.
@@ -246,7 +232,7 @@ class Plan:
         if header.get("format") != FORMAT:
             raise ArchiveError(
                 f"{path}: plan format {header.get('format')} found, this version reads {FORMAT};"
-                " make the plan again"
+                " make the plan again (formats 1 and 2 place rows by different measures)"
             )
         try:
             plan = cls._from_parts(header, arrays)
@@ -270,22 +256,33 @@ class Plan:
         return {
             "format": FORMAT,
             "cluster": self.cluster.to_json(),
-            "profile_hash": self.profile_hash,
-            "bound_bytes": self.bound_bytes,
+            "workload": asdict(self.workload),
+            "seconds": {name: list(values) for name, values in self.seconds.items()},
+            "certificate": self.certificate.to_json(),
+            "space": self.space.to_json(),
             "seed": self.seed,
             "placements": [
-                {"module": p.module, "exchange": p.exchange, "table": p.table.to_json()}
+                {
+                    "module": p.module,
+                    "table": p.table.to_json(),
+                    "exchange": p.decision.exchange,
+                    "hot_rows": p.decision.hot_rows,
+                    "uneven": p.decision.weights is not None,
+                }
                 for p in self.placements
             ],
         }
 
-    def _arrays(self) -> dict[str, Ints]:
-        arrays = {}
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        arrays: dict[str, npt.NDArray[Any]] = {}
         for index, placement in enumerate(self.placements):
-            parts = {
+            parts: dict[str, npt.NDArray[Any]] = {
                 **placement.row_map.arrays(),
+                "owners": placement.decision.owners,
                 "planned_lookups": placement.planned_lookups,
             }
+            if placement.decision.weights is not None:
+                parts["weights"] = placement.decision.weights
             arrays.update({f"{index}.{name}": array for name, array in parts.items()})
         return arrays
 
@@ -295,56 +292,37 @@ class Plan:
         for name, array in arrays.items():
             index, _, part = name.partition(".")
             by_table[index][part] = array
-        placements = []
-        for number, fields in enumerate(header["placements"]):
-            parts = by_table[str(number)]
-            placements.append(
-                TablePlacement(
-                    module=fields["module"],
-                    table=TableSpec.from_json(fields["table"]),
-                    row_map=RowMap.from_arrays(parts),
-                    planned_lookups=parts["planned_lookups"],
-                    exchange=fields["exchange"],
-                )
-            )
+        placements = tuple(
+            _placement(fields, by_table[str(number)])
+            for number, fields in enumerate(header["placements"])
+        )
         return cls(
-            placements=tuple(placements),
+            placements=placements,
             cluster=Cluster.from_json(header["cluster"]),
-            profile_hash=header["profile_hash"],
-            bound_bytes=header["bound_bytes"],
+            workload=Workload(**header["workload"]),
+            seconds={name: tuple(values) for name, values in header["seconds"].items()},
+            certificate=Certificate.from_json(header["certificate"]),
+            space=SearchSpace.from_json(header["space"]),
             seed=header["seed"],
         )
 
 
-def _tables(placements: Sequence[TablePlacement]) -> str:
-    titles = ("table", "rows", "rows of each rank", "lookups of each rank")
-    rows = [
-        (
-            p.table.name,
-            p.table.rows,
-            _list(p.row_map.owned_rows),
-            _list(p.planned_lookups),
-        )
-        for p in placements
-    ]
-    return table_of(titles, rows)
-
-
-def _bytes(placement: TablePlacement) -> list[int]:
-    """[W] bytes that the table's rows take on each rank."""
-    size = placement.table.stored_row_bytes
-    return [rows * size for rows in placement.row_map.owned_rows.tolist()]
+def _placement(fields: Mapping[str, Any], parts: Mapping[str, npt.NDArray[Any]]) -> TablePlacement:
+    decision = Decision(
+        exchange=fields["exchange"],
+        hot_rows=fields["hot_rows"],
+        owners=parts["owners"],
+        weights=parts["weights"] if fields["uneven"] else None,
+    )
+    return TablePlacement(
+        module=fields["module"],
+        table=TableSpec.from_json(fields["table"]),
+        decision=decision,
+        row_map=RowMap.from_arrays(parts),
+        planned_lookups=parts["planned_lookups"],
+    )
 
 
 def _sums(values: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """[W] sums over tables, in Python's integers, which don't overflow."""
     return tuple(map(sum, zip(*values, strict=True)))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _list(counts: Ints, most: int = 8) -> str:
-    shown = " ".join(f"{count}" for count in counts[:most])
-    return f"{shown} ..." if len(counts) > most else shown

@@ -4,11 +4,15 @@ A plan's cost is that of its slowest rank, so it is no less than the mean over a
 of ranks. Sums of seconds and bytes are linear in the choices, ``max(sent, received)`` is
 convex, so the mean over a class is no less than the cost of the mean loads. What each
 table's candidates add to those means, and the memory they take, is a linear program over
-(table, candidate, class of the owners), with a fraction between 0 and 1 for each. Its
-optimum is a lower bound for every plan.
+(table, candidate, class of the owners), with a fraction between 0 and 1 for each.
 
 Owner cuts make it tighter: the slowest rank costs no less than the busiest owner of any
-one table, plus the least that every other table puts on every rank.
+one table, plus the least that every other table puts on every rank, if both count only
+what ranks send.
+
+The program finds good multipliers; ``proven_s`` says what they prove. Where ranks are
+alike that is the program's optimum. Where they aren't it may be less: the pieces of one
+table may differ, and then their owners' classes may, too, which the program leaves out.
 """
 
 from __future__ import annotations
@@ -20,118 +24,19 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from torchrec_oper.planner.candidates import BYTES, FIXED, PHASES, WORK, Candidates
+from torchrec_oper.planner.candidates import BYTES, FIXED, PHASES, WORK
 from torchrec_oper.planner.certificate import Multipliers
 from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.demand import Floats
+from torchrec_oper.planner.linear_program import Entries, linear_program, solve
 from torchrec_oper.planner.rank_classes import RankClasses
+from torchrec_oper.planner.summary import Mask, Summary, link_weights
 
-Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 LINKS = 4  # sent within the host, received within it, sent between hosts, received between them
-
-
-@dataclass(frozen=True, eq=False)
-class Summary:
-    """What the relaxation needs to know of a table's candidates, [C] each.
-
-    Args:
-        common: [3, C] work, fixed seconds and bytes of every rank.
-        owned: [6, C] what all owners bear together.
-        busiest_s: seconds of the busiest owner, if it had this table alone.
-        least_s: seconds that the table costs the rank that it costs least.
-        busiest_bytes: bytes of the owner that needs most.
-    """
-
-    common: Floats
-    owned: Floats
-    busiest_s: Floats
-    least_s: Floats
-    busiest_bytes: Floats
-
-    def features(self, cluster: Cluster, classes: RankClasses) -> Floats:
-        """[F, C] numbers of which less is never worse."""
-        cuts = [self.busiest_s - self.least_s, self.least_s]
-        if len(classes) > 1:
-            return np.vstack([self.common, self.owned, *cuts])
-        # Only the means over the ranks count where all are alike.
-        work, fixed, memory = self.common
-        size, volumes = classes.sizes[0], self.owned[list(PHASES)].sum(axis=0)
-        mean = (work + self.owned[WORK] / size) / classes.speed[0]
-        mean = mean + fixed + self.owned[FIXED] / size
-        mean = mean + volumes / size * link_weights(cluster, classes)[[0, 2], 0, 0].sum()
-        return np.vstack([mean, memory + self.owned[BYTES] / size, *cuts])
-
-
-def summarise(candidates: Candidates, cluster: Cluster, classes: RankClasses) -> Summary:
-    """The summary of one table's candidates."""
-    rates, world = cluster.rates, float(cluster.world_size)
-    intra, inter = rates.intra_host.bytes_per_s, rates.inter_host.bytes_per_s
-    per_byte = ((classes.local - 1) / intra + (world - classes.local) / inter).min()
-    speed, phases = classes.speed.max(), list(PHASES)
-
-    def owner_s(vectors: Floats) -> Floats:
-        fixed_s: Floats = vectors[WORK] / speed + vectors[FIXED]
-        link_s: Floats = vectors[phases].sum(axis=0) * per_byte
-        return fixed_s + link_s
-
-    owners = candidates.columns * candidates.parts
-    owned = candidates.totals()
-    common_s = candidates.common[WORK] / speed + candidates.common[FIXED]
-    busiest, lightest = owner_s(candidates.piece), owner_s(candidates.piece)
-    most_bytes = candidates.piece[BYTES].copy()
-    for number, heavy in candidates.heavy.items():
-        seconds = owner_s(heavy)
-        busiest[number] = max(busiest[number], seconds.max())
-        lightest[number] = min(lightest[number], seconds.min())
-        most_bytes[number] = max(most_bytes[number], heavy[BYTES].max())
-    received = owned[phases].sum(axis=0) * _least_per_byte(candidates, cluster, classes)
-    stranger = (owners < world) | candidates.linear
-    least = np.where(stranger, np.minimum(lightest, received), lightest)
-    exists = owners > 0
-    return Summary(
-        common=candidates.common[[WORK, FIXED, BYTES]],
-        owned=owned,
-        busiest_s=common_s + np.where(exists, busiest, 0.0),
-        least_s=common_s + np.where(exists, least, 0.0),
-        busiest_bytes=candidates.common[BYTES] + np.where(exists, most_bytes, 0.0),
-    )
-
-
-def _least_per_byte(candidates: Candidates, cluster: Cluster, classes: RankClasses) -> Floats:
-    """[C] the least seconds of a rank for each byte that it needs and might not own.
-
-    A rank that owns nothing receives it all, as much as can be from its own host. The
-    owner of a share s of uneven parts receives 1 - s and sends (W - 1) s of it, which
-    is least for s = 1 / W.
-    """
-    intra = cluster.rates.intra_host.bytes_per_s
-    inter = cluster.rates.inter_host.bytes_per_s
-    world, local = float(cluster.world_size), classes.local.max()
-    if world == local:
-        whole, uneven = 1 / intra, (world - 1) / world / intra
-        return np.where(candidates.linear, uneven, whole)
-    owners = np.maximum(candidates.columns * candidates.parts, 1)
-    nearby = np.minimum(1.0, local / owners) if intra >= inter else np.zeros(len(owners))
-    uneven = (world - 1) / world / max(intra, inter)
-    return np.where(candidates.linear, uneven, nearby / intra + (1 - nearby) / inter)
-
-
-def undominated(features: Floats, allowed: Mask) -> Mask:
-    """The allowed candidates that no other allowed one beats in every feature, [C]."""
-    numbers = np.flatnonzero(allowed)
-    values = features[:, numbers]
-    order = np.lexsort(values[::-1])
-    values = values[:, order]
-    keep = np.ones(len(order), dtype=np.bool_)
-    for at in range(len(order)):
-        if keep[at]:
-            beaten = np.asarray((values[:, at + 1 :] >= values[:, at, None]).all(axis=0))
-            keep[at + 1 :] &= ~beaten
-    result = np.zeros_like(allowed)
-    result[numbers[order[keep]]] = True
-    return result
+# What a memory cap costs that is lent twice over, in costs of a plan with memory to spare.
+LENT_MEMORY = 1e3
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,23 +52,6 @@ class Relaxed:
     value_s: float
     shares: tuple[Floats, ...]
     multipliers: Multipliers
-
-
-def link_weights(cluster: Cluster, classes: RankClasses) -> Floats:
-    """[4, G, G] seconds on each link of class g for a byte owned by each rank of class g'."""
-    world, own = float(cluster.world_size), np.eye(len(classes))
-    near = classes.neighbours
-    everyone = np.broadcast_to(classes.sizes, near.shape)
-    intra = 1 / cluster.rates.intra_host.bytes_per_s
-    inter = 1 / cluster.rates.inter_host.bytes_per_s
-    return np.array(
-        [
-            own * (classes.local - 1)[:, None] * intra,
-            (near - own) * intra,
-            own * (world - classes.local)[:, None] * inter,
-            (everyone - near) * inter,
-        ]
-    )
 
 
 def proven_s(
@@ -186,11 +74,12 @@ def proven_s(
     owned_s[list(PHASES)] = byte_s
     total = 0.0
     for summary, mask, cut in zip(summaries, allowed, multipliers.owners, strict=True):
-        seconds = common_s @ summary.common[:, mask]
-        seconds = seconds + (owned_s.T @ summary.owned[:, mask]).min(axis=0)
-        least = summary.least_s[mask]
-        seconds += multipliers.owners.sum() * least + cut * (summary.busiest_s[mask] - least)
-        total += float(seconds.min())
+        kinds_s = (owned_s.T @ summary.kinds).min(axis=0)
+        seconds = common_s @ summary.common
+        seconds = seconds + np.bincount(summary.kind_of, kinds_s, minlength=len(mask))
+        least_s = summary.least_s
+        seconds += multipliers.owners.sum() * least_s + cut * (summary.busiest_s - least_s)
+        total += float(seconds[mask].min())
     return total - float(memory @ classes.memory_bytes)
 
 
@@ -201,6 +90,7 @@ def relax(
     classes: RankClasses,
     *,
     memory_share: float = 1.0,
+    lend: bool = False,
 ) -> Relaxed | None:
     """Solve the relaxation over the allowed candidates; None where nothing is feasible.
 
@@ -209,33 +99,28 @@ def relax(
         allowed: [C] for each table, which of its candidates may be used.
         cluster, classes: the ranks.
         memory_share: how much of the memory caps may be used.
+        lend: whether memory may be had above the caps, for a high price.
     """
     if not all(mask.any() for mask in allowed):
         return None
     model = _Model(summaries, allowed, cluster, classes, memory_share)
-    solution = solve(model.program())
+    solution = solve(model.program(lend=lend))
     return None if solution is None else model.read(*solution)
 
 
-def solve(program: highspy.HighsLp) -> tuple[Floats, Floats] | None:
-    """The values of an optimum's columns and the duals of its rows, or None without one."""
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    # One thread and a fixed seed: equal programs have equal solutions.
-    for option, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
-        solver.setOptionValue(option, value)
-    solver.passModel(program)
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    solution = solver.getSolution()
-    return np.array(solution.col_value), np.array(solution.row_dual)
-
-
 class _Model:
-    """Columns: (table, candidate, class) fractions, cost z, least g, volumes, link seconds.
+    """Tables of equal candidates are one table that counts as many times: a kind.
 
-    Rows: each class's cost below z; each class's memory; least sum below g; each table's
-    owner cut below z; each table's fractions sum to 1; volumes; link seconds.
+    Columns: (kind, candidate, class) fractions, then these, each [their shape].
+
+    * ``z`` the cost, ``base`` the least that all tables put on a rank;
+    * ``volumes`` [3, G] bytes that a rank of each class owns, in each phase;
+    * ``seconds`` [2, 3, G] on links within and between hosts;
+    * ``lent`` memory, where it is lent.
+
+    Rows: ``cost`` [G] and the kinds' owner cuts ``cut`` [K] below z; ``memory`` [G]
+    within the caps; ``least`` sums up base; ``one`` [K] fractions sum to the number of
+    tables; ``volume`` [3, G] and ``link`` [4, 3, G] sum up volumes and seconds.
     """
 
     def __init__(
@@ -246,16 +131,23 @@ class _Model:
         classes: RankClasses,
         memory_share: float,
     ) -> None:
+        kinds: dict[tuple[int, bytes], list[int]] = {}
+        for table, (summary, mask) in enumerate(zip(summaries, allowed, strict=True)):
+            kinds.setdefault((id(summary), mask.tobytes()), []).append(table)
+        self.members = list(kinds.values())
+        self.times = np.array([float(len(members)) for members in self.members])
         self.classes, self.tables = classes, len(summaries)
         self.caps = classes.memory_bytes * memory_share
-        self.sizes = [mask.size for mask in allowed]
-        picked = [np.flatnonzero(mask) for mask in allowed]
-        self.table = np.repeat(np.arange(self.tables), [len(numbers) for numbers in picked])
+        first = [members[0] for members in self.members]
+        self.sizes = [allowed[table].size for table in first]
+        picked = [np.flatnonzero(allowed[table]) for table in first]
+        self.kind = np.repeat(np.arange(len(first)), [len(numbers) for numbers in picked])
         self.number = np.concatenate(picked)
 
         def gather(field: str) -> Floats:
+            values = [getattr(summaries[table], field) for table in first]
             return np.concatenate(
-                [getattr(s, field)[..., n] for s, n in zip(summaries, picked, strict=True)], axis=-1
+                [value[..., n] for value, n in zip(values, picked, strict=True)], axis=-1
             )
 
         self.common, self.owned = gather("common"), gather("owned")
@@ -264,123 +156,125 @@ class _Model:
         # Scaled so that what the solver sees is near 1.
         mean = self.common[0] + self.common[1]
         mean = mean + (self.owned[WORK] + self.owned[FIXED]) / classes.sizes.sum()
-        edges = np.searchsorted(self.table, np.arange(self.tables))
-        self.second = 1 / max(float(np.minimum.reduceat(mean, edges).sum()), 1e-30)
-        volumes = self.owned[list(PHASES)].sum(axis=1) / len(self.table) * self.tables
+        edges = np.searchsorted(self.kind, np.arange(len(first)))
+        self.second = 1 / max(float(self.times @ np.minimum.reduceat(mean, edges)), 1e-30)
+        volumes = self.owned[list(PHASES)].sum(axis=1) / len(self.kind) * self.tables
         self.volume = 1 / np.maximum(volumes / classes.sizes.sum(), 1e-30)
+        self._number_rows_and_columns()
 
-    def program(self) -> highspy.HighsLp:
-        g, t, n = len(self.classes), self.tables, len(self.table)
-        phases = len(PHASES)
-        cost, memory = 0, g
-        least, cut, one = 2 * g, 2 * g + 1, 2 * g + 1 + t
-        volume, link = one + t, one + t + phases * g
-        rows = link + LINKS * phases * g
-        z, base, volumes, links = n * g, n * g + 1, n * g + 2, n * g + 2 + phases * g
-        columns = links + 2 * phases * g
+    def _number_rows_and_columns(self) -> None:
+        g, k, phases = len(self.classes), len(self.members), len(PHASES)
+        row, column = _Counter(), _Counter(len(self.kind) * g)
+        self.row_cost, self.row_memory = row.take(g), row.take(g)
+        self.row_least, self.row_cut, self.row_one = row.take(1), row.take(k), row.take(k)
+        self.row_volume = row.take(phases * g).reshape(phases, g)
+        self.row_link = row.take(LINKS * phases * g).reshape(LINKS, phases, g)
+        self.z, self.base = column.take(1), column.take(1)
+        self.volumes = column.take(phases * g).reshape(phases, g)
+        self.seconds = column.take(2 * phases * g).reshape(2, phases, g)
+        self.rows, self.columns = row.taken, column.taken
+
+    def program(self, *, lend: bool) -> highspy.HighsLp:
+        """The linear program, with or without lent memory."""
         entries = Entries()
-        for owner in range(g):
-            at = np.arange(n) * g + owner
-            size = self.classes.sizes[owner]
-            for row in range(g):
-                mine = (row == owner) / size
-                speed = self.classes.speed[row]
-                work = (self.common[0] + self.owned[WORK] * mine) / speed
-                entries.add(
-                    cost + row, at, (work + self.common[1] + self.owned[FIXED] * mine) * self.second
-                )
-                entries.add(
-                    memory + row, at, (self.common[2] + self.owned[BYTES] * mine) / self.caps[row]
-                )
-            entries.add(least, at, self.least * self.second)
-            entries.add(cut + self.table, at, (self.busiest - self.least) * self.second)
-            entries.add(one + self.table, at, np.ones(n))
-            for p, phase in enumerate(PHASES):
-                entries.add(volume + p * g + owner, at, self.owned[phase] / size * self.volume[p])
-        entries.add(np.r_[cost : cost + g, cut : cut + t], z, -np.ones(g + t))
-        entries.add(np.r_[least, cut : cut + t], base, np.r_[-1.0, np.ones(t)])
-        for p in range(phases):
-            for own in range(g):
-                entries.add(volume + p * g + own, volumes + p * g + own, -1.0)
-                for kind in range(LINKS):
-                    seconds = self.weights[kind, :, own] / self.volume[p] * self.second
-                    entries.add(
-                        link + (kind * phases + p) * g + np.arange(g),
-                        volumes + p * g + own,
-                        seconds,
-                    )
-            for row in range(g):
-                for kind in range(LINKS):
-                    seconds_at = links + ((kind // 2) * phases + p) * g + row
-                    entries.add(link + (kind * phases + p) * g + row, seconds_at, -1.0)
-                for level in range(2):
-                    entries.add(cost + row, links + (level * phases + p) * g + row, 1.0)
-        upper = np.zeros(rows)
-        lower = np.full(rows, -highspy.kHighsInf)
-        upper[memory : memory + g] = 1.0
-        lower[one : one + t] = upper[one : one + t] = 1.0
-        lower[volume:link] = 0.0
-        objective = np.zeros(columns)
-        objective[z] = 1.0
+        for owner in range(len(self.classes)):
+            self._add_fractions(entries, owner)
+        entries.add(self.row_cost, self.z, -1.0)
+        entries.add(self.row_cut, self.z, -1.0)
+        entries.add(self.row_least, self.base, -1.0)
+        entries.add(self.row_cut, self.base, 1.0)
+        self._add_links(entries)
+        objective = np.zeros(self.columns + lend)
+        objective[self.z] = 1.0
+        if lend:
+            entries.add(self.row_memory, self.columns, -1.0)
+            objective[self.columns] = LENT_MEMORY
+        lower, upper = np.full(self.rows, -highspy.kHighsInf), np.zeros(self.rows)
+        upper[self.row_memory] = 1.0
+        lower[self.row_one] = upper[self.row_one] = self.times
+        lower[self.row_volume] = 0.0
         return linear_program(entries, objective, lower, upper)
 
+    def _add_fractions(self, entries: Entries, owner: int) -> None:
+        """The fractions of candidates whose pieces lie with class ``owner``."""
+        g, size = len(self.classes), self.classes.sizes[owner]
+        at = np.arange(len(self.kind)) * g + owner
+        for row in range(g):
+            mine = (row == owner) / size
+            work = (self.common[0] + self.owned[WORK] * mine) / self.classes.speed[row]
+            seconds = work + self.common[1] + self.owned[FIXED] * mine
+            entries.add(self.row_cost[row], at, seconds * self.second)
+            held = self.common[2] + self.owned[BYTES] * mine
+            entries.add(self.row_memory[row], at, held / self.caps[row])
+        entries.add(self.row_least, at, self.least * self.second)
+        # The mean of the cuts of equal tables: as tight, since they can take turns.
+        above = (self.busiest - self.least) / self.times[self.kind]
+        entries.add(self.row_cut[self.kind], at, above * self.second)
+        entries.add(self.row_one[self.kind], at, 1.0)
+        for p, phase in enumerate(PHASES):
+            volume = self.owned[phase] / size * self.volume[p]
+            entries.add(self.row_volume[p, owner], at, volume)
+
+    def _add_links(self, entries: Entries) -> None:
+        """The sums of the volumes, and what they take on the links."""
+        entries.add(self.row_volume, self.volumes, -1.0)
+        for p in range(len(PHASES)):
+            # [4, G, 1] rows of links by [1, G] columns of owners' volumes
+            seconds = self.weights / self.volume[p] * self.second
+            entries.add(self.row_link[:, p, :, None], self.volumes[p], seconds)
+            for kind in range(LINKS):
+                entries.add(self.row_link[kind, p], self.seconds[kind // 2, p], -1.0)
+            entries.add(self.row_cost, self.seconds[:, p], 1.0)
+
     def read(self, values: Floats, duals: Floats) -> Relaxed:
-        g, t, phases = len(self.classes), self.tables, len(PHASES)
-        fractions = values[: len(self.table) * g].reshape(-1, g).sum(axis=1)
-        edges = np.searchsorted(self.table, np.arange(t + 1))
-        shares = []
-        for table, size in enumerate(self.sizes):
-            mine = slice(edges[table], edges[table + 1])
-            share = np.zeros(size)
-            share[self.number[mine]] = np.clip(fractions[mine], 0, 1)
-            shares.append(share)
+        """The optimum that the solver found, and the multipliers from its duals."""
+        g = len(self.classes)
+        fractions = values[: len(self.kind) * g].reshape(-1, g).sum(axis=1)
+        shares = self._shares(np.maximum(fractions, 0.0))
         prices = np.maximum(-duals, 0.0)
-        links = prices[-LINKS * phases * g :].reshape(2, 2, phases, g)
+        links = prices[self.row_link].reshape(2, 2, len(PHASES), g)
         sums = links.sum(axis=1)
-        cost, owners = prices[:g], prices[2 * g + 1 : 2 * g + 1 + t]
-        # The solver's weights sum to 1 but for rounding.
+        cost, owners = prices[self.row_cost], np.empty(self.tables)
+        for members, price in zip(self.members, prices[self.row_cut], strict=True):
+            owners[members] = price / len(members)
+        # The solver's weights sum to 1 but for rounding, or to 0 where nothing costs anything.
         total = float(cost.sum() + owners.sum())
+        if not total:
+            cost, total = self.classes.sizes, float(self.classes.sizes.sum())
         multipliers = Multipliers(
             cost=cost / total,
             sent_share=np.where(sums > 0, links[:, 0] / np.where(sums > 0, sums, 1), 1.0),
-            memory=prices[g : 2 * g] / self.second / self.caps / total,
+            memory=prices[self.row_memory] / self.second / self.caps / total,
             owners=owners / total,
         )
-        return Relaxed(float(values[len(self.table) * g]) / self.second, tuple(shares), multipliers)
+        return Relaxed(float(values[self.z[0]]) / self.second, shares, multipliers)
+
+    def _shares(self, fractions: Floats) -> tuple[Floats, ...]:
+        """For each table the fraction of each of its candidates, [C].
+
+        Equal tables take their kind's candidates in turn, so that most take one whole.
+        """
+        shares: list[Floats] = [np.empty(0)] * self.tables
+        edges = np.searchsorted(self.kind, np.arange(len(self.members) + 1))
+        for kind, members in enumerate(self.members):
+            mine = slice(edges[kind], edges[kind + 1])
+            ends = np.cumsum(fractions[mine])
+            ends *= len(members) / ends[-1]
+            begins = np.concatenate([[0.0], ends[:-1]])
+            for turn, table in enumerate(members):
+                shares[table] = np.zeros(self.sizes[kind])
+                taken = np.minimum(ends, turn + 1) - np.maximum(begins, turn)
+                shares[table][self.number[mine]] = np.maximum(taken, 0.0)
+        return tuple(shares)
 
 
-class Entries:
-    """The nonzeros of a matrix, gathered piece by piece."""
+class _Counter:
+    """Hands out numbers in order."""
 
-    def __init__(self) -> None:
-        self.rows: list[Ints] = []
-        self.columns: list[Ints] = []
-        self.values: list[Floats] = []
+    def __init__(self, taken: int = 0) -> None:
+        self.taken = taken
 
-    def add(self, rows: npt.ArrayLike, columns: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Add entries; the arrays are broadcast against each other."""
-        r, c, v = np.broadcast_arrays(rows, columns, values)
-        self.rows.append(r.ravel())
-        self.columns.append(c.ravel())
-        self.values.append(v.ravel())
-
-
-def linear_program(
-    entries: Entries, objective: Floats, lower: Floats, upper: Floats
-) -> highspy.HighsLp:
-    """Minimise over columns of 0 or more."""
-    rows, columns = np.concatenate(entries.rows), np.concatenate(entries.columns)
-    values = np.concatenate(entries.values)
-    there = values != 0
-    order = np.lexsort((rows[there], columns[there]))
-    program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = len(objective), len(upper)
-    program.col_cost_ = objective
-    program.col_lower_ = np.zeros(len(objective))
-    program.col_upper_ = np.full(len(objective), highspy.kHighsInf)
-    program.row_lower_, program.row_upper_ = lower, upper
-    matrix = program.a_matrix_
-    matrix.format_ = highspy.MatrixFormat.kColwise
-    matrix.start_ = np.searchsorted(columns[there][order], np.arange(len(objective) + 1))
-    matrix.index_, matrix.value_ = rows[there][order], values[there][order]
-    return program
+    def take(self, count: int) -> Ints:
+        """The next ``count`` numbers."""
+        self.taken += count
+        return np.arange(self.taken - count, self.taken)

@@ -15,8 +15,9 @@ from torchrec_oper.table import whole_number
 class SearchSpace:
     """The candidates of every table.
 
-    * Hot cuts: no row, all rows (``replicated``), and for each power of ``hot_step`` the
-      first end of a block of rows at or above it, as far as rows are listed.
+    * Hot cuts: no row, all rows (``replicated``), and for each power of ``hot_step`` (above
+      2**20 rows, where memory is at stake, for each power of its fourth root) the first
+      end of a block of rows at or above it, as far as rows are listed.
     * Column slices: powers of 2 that divide ``dim`` into slices of ``min_slice_width``
       elements or more, no more than ranks.
     * Row parts: 1, 2, 4, 8, ..., with ``fine_parts`` also 3, 6, 12, ..., and as many as

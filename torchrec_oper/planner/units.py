@@ -66,6 +66,7 @@ def units(
             continue
         if name in constraints.fixed:
             decision = constraints.fixed[name]
+            _check_fixed(demands[number], cluster, decision)
             only = fixed_candidate(demands[number], cluster, objective, decision)
             made.append(Unit((number,), only, np.ones(1, dtype=np.bool_), None, decision))
             continue
@@ -79,6 +80,42 @@ def units(
         candidates = parts[0] if len(parts) == 1 else _together(parts)
         made.append(_constrained(members, candidates, demands, cluster.world_size, constraints))
     return made
+
+
+def _check_fixed(demand: TableDemand, cluster: Cluster, decision: Decision) -> None:
+    """Check that a table can be placed as it is fixed.
+
+    Raises:
+        PlanError: it can't.
+    """
+    table, exchange, columns = demand.table, decision.exchange, decision.columns
+    pools = exchange in ("partial", "whole")
+    several_ids = bool((demand.bag_lengths[demand.bag_shares > 0] > 1).any())
+    wrong = {
+        f"with {decision.hot_rows} hot rows, but has {table.rows}, and all of them are hot where"
+        " it is replicated and nowhere else": (
+            decision.hot_rows > table.rows
+            or (decision.hot_rows == table.rows) != (exchange == "replicated")
+        ),
+        f"with {columns} slices of its columns, but has {table.dim} of them: take a divisor": (
+            bool(table.dim % columns)
+        ),
+        "in slices of its columns, which direct can't have: take rows or partial": (
+            exchange == "direct" and columns > 1
+        ),
+        "as direct, but the ranks share no memory (Rates.shares_memory): take rows": (
+            exchange == "direct" and not cluster.rates.shares_memory
+        ),
+        f"as {exchange}, which sums the rows of a bag, but its pooling is none: take rows": (
+            pools and table.pooling == "none"
+        ),
+        "as partial with weights, which is for bags of one id: leave the weights out": (
+            exchange == "partial" and decision.weights is not None and several_ids
+        ),
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise PlanError(f"table {table.name} is fixed {what}")
 
 
 def _likeness(demand: TableDemand) -> object:

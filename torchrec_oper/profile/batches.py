@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,16 @@ from torchrec_oper.profile.collector import AccessCollector
 
 _NEEDED = ("keys", "values", "lengths", "stride", "stride_per_key")
 
+_Bags = dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+
 
 def collect_batch(collector: AccessCollector, batch: Any, *, number: int) -> None:
     """Count one batch.
 
     Args:
-        collector: where the lookups are counted.
+        collector: where the lookups are counted. Its trace needs batches whose keys have
+            a bag for each sample; those with a number of bags of their own for each key
+            are counted, and end the trace.
         batch: a ``KeyedJaggedTensor`` on any device, or an object that holds one as
             ``sparse_features``. Weights, and keys that no table uses, are ignored.
         number: the batch's place in the input, from 0, for messages.
@@ -34,7 +39,11 @@ def collect_batch(collector: AccessCollector, batch: Any, *, number: int) -> Non
             " that holds one as .sparse_features"
         )
     bags = _bags(jagged, where=where)
-    collector.samples += int(jagged.stride())
+    samples = int(jagged.stride())
+    if bags and all(lengths.size == samples for _, lengths in bags.values()):
+        collector.add_samples(bags, where=where)
+        return
+    collector.samples += samples
     for table, spec in enumerate(collector.tables):
         for feature in spec.features:
             if feature not in bags:
@@ -46,7 +55,7 @@ def collect_batch(collector: AccessCollector, batch: Any, *, number: int) -> Non
             collector.add(table, feature, ids, lengths, where=where)
 
 
-def _bags(jagged: Any, *, where: str) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+def _bags(jagged: Any, *, where: str) -> _Bags:
     """Ids [N] and lengths [B] of each key."""
     keys = list(jagged.keys())
     if len(set(keys)) != len(keys):
@@ -55,19 +64,21 @@ def _bags(jagged: Any, *, where: str) -> dict[str, tuple[npt.NDArray[Any], npt.N
     lengths = _integers(jagged.lengths(), what=f"{where}: lengths")
     if lengths.size and lengths.min() < 0:
         raise ProfileError(f"{where}: a bag's length is {lengths.min()}, wanted 0 or more")
-    last_bags = np.cumsum([0, *jagged.stride_per_key()])
+    last_bags = np.cumsum([0, *jagged.stride_per_key()]).tolist()
     if last_bags[-1] != lengths.size:
         raise ProfileError(
             f"{where}: {lengths.size} lengths for {last_bags[-1]} bags under {len(keys)} keys"
         )
-    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    spans = list(pairwise(last_bags))
+    sums = [int(lengths[first:last].sum(dtype=np.int64)) for first, last in spans]
+    ends = np.cumsum([0, *sums]).tolist()
     if ends[-1] != values.size:
         raise ProfileError(
             f"{where}: its lengths sum to {ends[-1]}, but it holds {values.size} ids"
         )
     return {
-        key: (values[ends[first] : ends[last]], lengths[first:last])
-        for key, first, last in zip(keys, last_bags[:-1], last_bags[1:], strict=True)
+        key: (values[ends[at] : ends[at + 1]], lengths[first:last])
+        for at, (key, (first, last)) in enumerate(zip(keys, spans, strict=True))
     }
 
 

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import ceil
-from typing import Any
+
+import numpy as np
 
 from torchrec_oper.errors import ProfileError
-from torchrec_oper.profile import criteo_arrow, criteo_plain
-from torchrec_oper.profile.access import AccessProfile
-from torchrec_oper.profile.collector import AccessCollector
+from torchrec_oper.profile import criteo_fast, criteo_plain
+from torchrec_oper.profile.bags import BagBlock, Bags
 from torchrec_oper.profile.criteo_format import (
     CATEGORICAL_FEATURES,
     INTEGER_FEATURES,
     CriteoBlock,
 )
+from torchrec_oper.profile.progress import Tick, bytes_bar
 from torchrec_oper.profile.text_log import line_chunks
-from torchrec_oper.table import COUNT_LIMIT, TableSpec, table_specs
+from torchrec_oper.table import COUNT_LIMIT, TableSpec
 
 __all__ = [
     "BLOCK_BYTES",
     "CATEGORICAL_FEATURES",
     "INTEGER_FEATURES",
     "KAGGLE_ROWS",
+    "CriteoBags",
     "CriteoBlock",
     "CriteoLog",
     "criteo_tables",
-    "profile_log",
 ]
 
-BLOCK_BYTES = 1 << 23
+BLOCK_BYTES = 1 << 20  # of text at once: what is made of it stays in the cache
 
 # Distinct values of each categorical column of the Kaggle log, as published.
 KAGGLE_ROWS = (
@@ -54,29 +56,68 @@ class CriteoLog:
         self.path = path
 
     def blocks(
-        self, *, block_bytes: int = BLOCK_BYTES, progress: bool = False
+        self, *, block_bytes: int = BLOCK_BYTES, progress: bool = False, tick: Tick | None = None
     ) -> Iterator[CriteoBlock]:
         """The samples in order, read anew by each call.
 
         Args:
             block_bytes: bytes of text to parse at once; memory is about ten times that.
             progress: show on a terminal's stderr how many bytes of the file are read.
+            tick: told the bytes read, in place of ``progress``.
 
         Raises:
             OSError: the file can't be read.
             LogFormatError: it breaks the format; names the line, the column, and what
                 was found and wanted there. Blocks before that line come first.
             ProfileError: ``block_bytes`` is below 1.
-            VersionError: pyarrow is missing.
+            VersionError: the log is packed, and pyarrow is missing.
         """
         if block_bytes < 1:
             raise ProfileError(f"block_bytes must be 1 or more, found {block_bytes}")
-        for first_line, chunk in line_chunks(self.path, block_bytes=block_bytes, progress=progress):
+        if tick is None:
+            with bytes_bar([self.path], shown=progress) as tick:
+                yield from self.blocks(block_bytes=block_bytes, tick=tick)
+            return
+        for first_line, chunk in line_chunks(self.path, block_bytes=block_bytes, tick=tick):
             try:
-                block = criteo_arrow.parse(chunk, first_line=first_line)
+                block = criteo_fast.parse(chunk, first_line=first_line)
             except ValueError:
                 block = criteo_plain.parse(chunk, first_line=first_line, path=self.path)
             yield block
+
+
+class CriteoBags:
+    """The categorical columns of a Criteo log as bags of hashes, to be taken modulo the rows.
+
+    Args:
+        path: the file, see ``CriteoLog``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
+
+    def features(self) -> tuple[str, ...]:
+        """``CATEGORICAL_FEATURES``."""
+        return CATEGORICAL_FEATURES
+
+    def rows(self, feature: str) -> int | None:
+        """Not known: a hash fits any table."""
+        return None
+
+    def blocks(self, features: Sequence[str], *, tick: Tick | None = None) -> Iterator[BagBlock]:
+        """The samples in order; see ``CriteoLog.blocks`` for what is raised.
+
+        Raises:
+            ProfileError: a feature that no column gives.
+        """
+        columns = {feature: _column(feature) for feature in features}
+        for block in CriteoLog(self.path).blocks(tick=tick or (lambda _: None)):
+            bags: dict[str, Bags] = {}
+            for feature, column in columns.items():
+                present = block.present[column]
+                bags[feature] = (block.hashes[column][present], present.astype(np.int32))
+            where = partial("the lines from {0} on, column {1}".format, block.first_line)
+            yield BagBlock(block.labels.size, bags, where)
 
 
 def criteo_tables(
@@ -110,43 +151,10 @@ def criteo_tables(
     )
 
 
-def profile_log(
-    path: str | os.PathLike[str], tables: Any, *, progress: bool = False
-) -> AccessProfile:
-    """The access profile of a Criteo log; ids are hashes modulo a table's rows.
-
-    Args:
-        path: the log, see ``CriteoLog``.
-        tables: an ``EmbeddingBagCollection`` or ``TableSpec`` values, whose features
-            are among ``CATEGORICAL_FEATURES``; see ``criteo_tables``.
-        progress: show on a terminal's stderr how many bytes of the file are read.
-
-    Raises:
-        OSError: the file can't be read.
-        LogFormatError: it breaks the format; see ``CriteoLog.blocks``.
-        ProfileError: a table has a feature that no column gives.
-        VersionError: pyarrow is missing.
-    """
-    specs = table_specs(tables)
-    columns = [
-        (table, spec, feature, _column(feature, spec))
-        for table, spec in enumerate(specs)
-        for feature in spec.features
-    ]
-    collector = AccessCollector(specs)
-    for block in CriteoLog(path).blocks(progress=progress):
-        where = f"the block from line {block.first_line}"
-        collector.samples += block.labels.size
-        for table, spec, feature, column in columns:
-            ids, lengths = block.ids(column, spec.rows)
-            collector.add(table, feature, ids, lengths, where=where)
-    return AccessProfile.from_collector(collector)
-
-
-def _column(feature: str, spec: TableSpec) -> int:
+def _column(feature: str) -> int:
     if feature not in CATEGORICAL_FEATURES:
         raise ProfileError(
-            f"table {spec.name} has feature {feature}, but the categorical columns of a"
-            f" Criteo log are {CATEGORICAL_FEATURES[0]} to {CATEGORICAL_FEATURES[-1]}"
+            f"there is no feature {feature}; the categorical columns of a Criteo log are"
+            f" {CATEGORICAL_FEATURES[0]} to {CATEGORICAL_FEATURES[-1]}"
         )
     return CATEGORICAL_FEATURES.index(feature)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrec_oper.errors import ProfileError
+from torchrec_oper.profile.bags import modulo
 
 # TorchRec's names (torchrec.datasets.criteo).
 INTEGER_FEATURES = tuple(f"int_{at}" for at in range(13))
@@ -62,4 +63,4 @@ class CriteoBlock:
         if rows < 1:
             raise ProfileError(f"rows must be 1 or more, found {rows}")
         present = self.present[column]
-        return self.hashes[column][present].astype(np.int64) % rows, present.astype(np.int32)
+        return modulo(self.hashes[column][present], rows), present.astype(np.int32)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tqdm.auto import tqdm
+import numpy as np
 
 from torchrec_oper.errors import LogFormatError, VersionError
+from torchrec_oper.profile.progress import Tick
 
 LONGEST_LINE_BYTES = 1 << 16
 
@@ -22,10 +23,15 @@ _FOREIGN = {
     b"PAR1": "a Parquet file",
 }
 _TAR_AT, _TAR = 257, b"ustar"
+_NEWLINE = ord("\n")
 
 
 def line_chunks(
-    path: str | os.PathLike[str], *, block_bytes: int, progress: bool
+    path: str | os.PathLike[str],
+    *,
+    block_bytes: int,
+    tick: Tick | None = None,
+    longest_line_bytes: int = LONGEST_LINE_BYTES,
 ) -> Iterator[tuple[int, bytes]]:
     """The lines of the log at ``path``, some at a time.
 
@@ -33,7 +39,8 @@ def line_chunks(
         path: a text file, plain or packed by gzip or zstd; its content tells which.
         block_bytes: bytes of text to read at once. A chunk is this long and one line
             longer at most, so memory stays bounded for a log of any size.
-        progress: show on a terminal's stderr how many bytes of the file are read.
+        tick: told how many more bytes of the file are read.
+        longest_line_bytes: a longer line is refused.
 
     Yields:
         The number of the chunk's first line, from 1, and the chunk: whole lines, with
@@ -44,19 +51,10 @@ def line_chunks(
         LogFormatError: it is empty, not a text file, or its packing is damaged.
         VersionError: it is packed, and pyarrow is missing.
     """
-    hidden = None if progress else True
-    with (
-        open(path, "rb") as file,
-        tqdm(
-            desc=os.path.basename(path),
-            total=os.fstat(file.fileno()).st_size or None,
-            unit="B",
-            unit_scale=True,
-            disable=hidden,
-        ) as bar,
-    ):
+    with open(path, "rb") as file:
         line = 1
         rest = b""
+        ticked = 0
         stream = _stream(file)
         while block := _read(stream, block_bytes, path=path, line=line):
             if not rest and line == 1:
@@ -65,17 +63,18 @@ def line_chunks(
             if end:
                 chunk = rest + block[:end]
                 yield line, chunk
-                line += chunk.count(b"\n")
+                line += int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE))
                 rest = block[end:]
             else:
                 rest += block
-            if len(rest) > LONGEST_LINE_BYTES:
+            if len(rest) > longest_line_bytes:
                 raise LogFormatError(
-                    f"{path}, line {line}: longer than {LONGEST_LINE_BYTES} bytes;"
+                    f"{path}, line {line}: longer than {longest_line_bytes} bytes;"
                     " is this a text file?"
                 )
-            if file.seekable():
-                bar.update(file.tell() - bar.n)
+            if tick is not None and file.seekable():
+                tick(file.tell() - ticked)
+                ticked = file.tell()
         if rest:
             yield line, rest
         elif line == 1:

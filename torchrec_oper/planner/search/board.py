@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,9 @@ from torchrec_oper.planner.demand import Floats
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+Phases = tuple[tuple[int, int], ...]
+ALL_PHASES: Phases = ((IDS, 1), (FORWARD, 1), (BACKWARD, 1))
 
 OVER_MEMORY = 1e6
 PRESSURE = 0.05
@@ -75,13 +79,21 @@ class Ranks:
         seconds += between
         return seconds
 
-    def cost_s(self, loads: Floats, common: Floats) -> Floats:
-        """[..., W] seconds of every rank, latency aside."""
+    def cost_s(self, loads: Floats, common: Floats, phases: Phases = ALL_PHASES) -> Floats:
+        """[..., W] seconds of every rank, latency aside.
+
+        Args:
+            loads: [6, ..., W].
+            common: [6, ...].
+            phases: those that have volumes, and how often each counts.
+        """
         seconds: Floats = (loads[WORK] + common[WORK][..., None]) / self.speeds + loads[FIXED]
         seconds += common[FIXED][..., None]
-        for phase in (IDS, FORWARD, BACKWARD):
-            if loads[phase].any():
-                seconds += self.link_s(loads[phase])
+        for phase, times in phases:
+            link_s = self.link_s(loads[phase])
+            if times > 1:
+                link_s *= times
+            seconds += link_s
         return seconds
 
     def memory(self, loads: Floats, common: Floats) -> Floats:
@@ -96,7 +108,7 @@ class Aim:
 
     Args:
         power: of each rank's cost; the higher, the more the slowest rank counts.
-        scale_s: the cost that counts as 1.
+        scale_s: the cost that counts as 1; where that is 0, a second does.
         memory_s: price of the mean share of memory that is used.
     """
 
@@ -104,9 +116,14 @@ class Aim:
     scale_s: float
     memory_s: float
 
+    def __post_init__(self) -> None:
+        if not self.scale_s > 0:
+            object.__setattr__(self, "scale_s", 1.0)
+
     def of(self, seconds: Floats, memory: Floats) -> Floats:
         """[...] the value for costs [..., W] and memory shares [..., W]; less is better."""
-        slow = ((seconds / self.scale_s) ** self.power).mean(axis=-1)
+        with np.errstate(over="ignore"):  # infinite is as bad as need be
+            slow = ((seconds / self.scale_s) ** self.power).mean(axis=-1)
         full = PRESSURE * (memory**16).mean(axis=-1)
         price = self.power * self.memory_s / self.scale_s * memory.mean(axis=-1)
         over = OVER_MEMORY * np.maximum(memory.max(axis=-1) - 1, 0)
@@ -182,19 +199,26 @@ class Board:
         self.choices, self.ranks = choices, ranks
         self.places = [0] * len(choices)
         self.owners: list[Ints] = [np.empty(0, dtype=np.int64)] * len(choices)
+        self.owned = np.zeros((len(choices), ranks.size), dtype=np.bool_)
         self.loads: Floats = np.zeros((6, ranks.size))
         self.common: Floats = np.zeros(6)
+        self.phases = _phases([choice.piece for choice in choices])
 
     def copy(self) -> Board:
         """An equal state that changes on its own."""
-        other = Board(self.choices, self.ranks)
-        other.places, other.owners = list(self.places), list(self.owners)
-        other.loads, other.common = self.loads.copy(), self.common.copy()
+        other = copy.copy(self)
+        other.take(self)
         return other
+
+    def take(self, other: Board) -> None:
+        """Become equal to another state of the same tables."""
+        self.places, self.owners = list(other.places), list(other.owners)
+        self.owned = other.owned.copy()
+        self.loads, self.common = other.loads.copy(), other.common.copy()
 
     def cost_s(self) -> Floats:
         """[W] seconds of every rank, latency aside."""
-        return self.ranks.cost_s(self.loads, self.common)
+        return self.ranks.cost_s(self.loads, self.common, self.phases)
 
     def memory(self) -> Floats:
         """[W] share of every rank's memory that is used."""
@@ -230,9 +254,16 @@ class Board:
             common -= self.common_of(table)
         return np.maximum(loads, 0.0), common
 
+    def recount(self) -> None:
+        """Add the loads up again, which moves change by differences."""
+        self.loads = np.sum([self.load_of(t) for t in range(len(self.choices))], axis=0)
+        self.common = np.sum([self.common_of(t) for t in range(len(self.choices))], axis=0)
+
     def put(self, table: int, place: int, owners: Ints, loads: Floats, common: Floats) -> None:
         """Give a table a choice and owners, on top of the loads without it."""
         self.places[table], self.owners[table] = place, owners
+        self.owned[table] = False
+        self.owned[table, owners] = True
         self.loads = loads + self.spread(table, place, owners)
         self.common = common + self.common_of(table)
 
@@ -255,7 +286,8 @@ class Board:
         everywhere = np.broadcast_to(
             (common[:, None] + choices.common)[:, :, None], tried.shape[:-1]
         )
-        values = aim.of(ranks.cost_s(tried, everywhere), ranks.memory(tried, everywhere))
+        seconds = ranks.cost_s(tried, everywhere, self.phases)
+        values = aim.of(seconds, ranks.memory(tried, everywhere))
         at = int(values.argmin())
         place, order = divmod(at, len(orders))
         return float(values.flat[at]), place, orders[order, : choices.owners[place]]
@@ -263,7 +295,7 @@ class Board:
     def _orders(self, loads: Floats, common: Floats, aim: Aim, banned: Mask | None) -> Ints:
         memory = self.ranks.memory(loads, common)
         pressure = PRESSURE * memory**8
-        keys = [self.ranks.cost_s(loads, common) / aim.scale_s + pressure]
+        keys = [self.ranks.cost_s(loads, common, self.phases) / aim.scale_s + pressure]
         for amount in (loads[WORK], loads[FORWARD]):
             keys.append(amount / max(float(amount.mean()), 1e-300) + pressure)
         if memory.max() > 0.5:
@@ -271,3 +303,11 @@ class Board:
         if banned is not None:
             keys = [np.where(banned, np.inf, key) for key in keys]
         return np.argsort(np.array(keys), axis=1, kind="stable")
+
+
+def _phases(pieces: Sequence[Floats]) -> Phases:
+    """The phases that cost anything; gradients that go back as the values came count twice."""
+    there = [phase for phase, _ in ALL_PHASES if any(piece[phase].any() for piece in pieces)]
+    if BACKWARD in there and all((p[FORWARD] == p[BACKWARD]).all() for p in pieces):
+        return tuple((phase, 1 + (phase == FORWARD)) for phase in there if phase != BACKWARD)
+    return tuple((phase, 1) for phase in there)

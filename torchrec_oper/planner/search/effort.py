@@ -29,9 +29,10 @@ class Effort:
 
     Args:
         choices: candidates tried for each table.
-        starts: the starts; the best result counts.
+        starts: the starts; the best of them is improved.
         powers: of the aim, one for each sweep over all tables.
-        rounds, moves: rounds of so many moves of each kind after the sweeps.
+        rounds, moves: rounds of so many moves of each kind after the sweeps; one round for
+            each start, and the others for the best.
     """
 
     choices: int
@@ -48,15 +49,15 @@ FULL = (2.0, 4.0, 8.0, 16.0, 32.0, 32.0, 64.0)
 def effort_for(tables: int, world_size: int) -> Effort:
     """An effort that ends in seconds: 1 or 2 for tens of tables, tens for thousands."""
     size = tables * world_size
+    starts: tuple[Start, ...]
     if size <= 4_000:
-        light = (Start(ANY), Start(0.7), Start(0.3))
+        light = (Start(ANY), Start(0.85), Start(0.7), Start(0.5), Start(0.3))
         starts = (*light, Start(ANY, spread=True), Start(ANY, replicas=False))
-        return Effort(24, starts, FULL, rounds=6, moves=24)
-    if size <= 20_000:
-        three = (Start(ANY), Start(0.7), Start(ANY, spread=True))
-        return Effort(20, three, FULL, rounds=4, moves=24)
+        return Effort(24, starts, FULL, rounds=8, moves=24)
     if size <= 60_000:
-        return Effort(16, (Start(ANY), Start(0.7)), FULL, rounds=4, moves=24)
+        starts = (Start(ANY), Start(0.75), Start(0.6), Start(0.5), Start(ANY, spread=True))
+        return Effort(20, starts, FULL, rounds=8, moves=24)
     if size <= 250_000:
-        return Effort(10, (Start(0.7),), (4.0, 16.0, 48.0), rounds=3, moves=16)
-    return Effort(6, (Start(0.7),), (8.0, 48.0), rounds=2, moves=12)
+        starts = (Start(ANY), Start(0.7), Start(ANY, spread=True))
+        return Effort(16, starts, FULL, rounds=6, moves=24)
+    return Effort(8, (Start(0.7), Start(ANY, spread=True)), (4.0, 16.0, 48.0), rounds=3, moves=16)

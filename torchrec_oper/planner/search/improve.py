@@ -13,12 +13,13 @@ from torchrec_oper.planner.bound import Problem, replicated_cost_s
 from torchrec_oper.planner.candidates import FIXED
 from torchrec_oper.planner.decision import Decision
 from torchrec_oper.planner.demand import Floats
-from torchrec_oper.planner.relaxation import Mask, Relaxed, Summary, relax, undominated
+from torchrec_oper.planner.relaxation import Relaxed, relax
 from torchrec_oper.planner.search.board import Aim, Board, Choices, Ranks
 from torchrec_oper.planner.search.effort import Effort, Start
 from torchrec_oper.planner.search.moves import replace_few, replace_on_ranks, sweep
 from torchrec_oper.planner.search.pour import pour
 from torchrec_oper.planner.search.shortlist import one_spread, rounded, shortlists
+from torchrec_oper.planner.summary import Mask, Summary, all_undominated
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,6 +27,9 @@ Ints = npt.NDArray[np.int64]
 WITHIN = 0.3
 # Shares of the memory caps that the relaxation may use, until its rounding can be placed.
 MEMORY_SHARES = (1.0, 0.97, 0.9, 0.8, 0.6)
+ROUNDING = 1e-9  # of memory, as a share of the cap
+# More sweeps, as long as some rank's memory is over its cap.
+SWEEPS_TO_FIT = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +60,26 @@ def search(
         PlanError: no plan was found that fits into memory.
     """
     ranks = Ranks(problem.cluster)
-    best: Found | None = None
+    movable = [unit for unit, owners in enumerate(pinned) if owners is None]
+    boards, tight = [], []
     for start in effort.starts:
         for share in MEMORY_SHARES:
             board = _started(problem, pinned, banned, start, effort, share)
-            if board is None:
-                continue
-            movable = [unit for unit, owners in enumerate(pinned) if owners is None]
-            _improve(board, movable, effort, seed)
-            if board.fits():
-                found = _finished(problem, board, pinned, ranks)
-                if best is None or found.cost_s < best.cost_s:
-                    best = found
+            if board is not None and board.fits():
+                _improve(board, movable, effort.moves, np.random.default_rng(seed), rounds=1)
+                boards.append(board)
                 break
+            tight += [board] if board is not None else []
+    # Only the most promising start is worth the moves.
+    boards.sort(key=lambda board: float(board.cost_s().max()))
+    for board in boards[:1]:
+        rng = np.random.default_rng(seed + 1)
+        _improve(board, movable, effort.moves, rng, rounds=effort.rounds)
+    # What fits nowhere in even parts may still fit when it is poured.
+    different = _different(problem, boards or tight)
+    ends = [_finished(problem, board, pinned, ranks) for board in different]
+    found = [plan for plan in ends if plan is not None]
+    best = min(found, key=lambda plan: plan.cost_s, default=None)
     replicated_s = replicated_cost_s(problem)
     if replicated_s < (np.inf if best is None else best.cost_s):
         everywhere = Decision("replicated", 0, np.empty((1, 0), dtype=np.int64))
@@ -98,10 +109,8 @@ def _started(
     if not start.replicas:
         plain = [c.hot_rows == 0 for c in problem.candidates]
         among = [mask & none for mask, none in zip(among, plain, strict=True)]
-        allowed = [
-            undominated(s.features(problem.cluster, problem.classes), mask & none)
-            for s, mask, none in zip(problem.summaries, problem.usable, plain, strict=True)
-        ]
+        usable = [mask & none for mask, none in zip(problem.usable, plain, strict=True)]
+        allowed = all_undominated(problem.summaries, usable, problem.cluster, problem.classes)
     free = _relaxed(problem, allowed, memory_share)
     if free is None:
         return None
@@ -161,26 +170,18 @@ def _fill(
     ]
     order = sorted(range(len(choices)), key=lambda unit: -alone[unit])
     movable = [unit for unit in order if pinned[unit] is None]
-    even = [c.total(place)[:, None] / ranks.size for c, place in zip(choices, places, strict=True)]
     price_s = float(relaxed.multipliers.memory @ problem.classes.memory_bytes)
-    waiting: Floats = np.sum(even, axis=0)
-    expected: Floats = np.sum(
-        [c.common[:, p] for c, p in zip(choices, places, strict=True)], axis=0
-    )
-    level_s = float(ranks.cost_s(np.repeat(waiting, ranks.size, axis=1), expected).max())
-    aim = Aim(24.0 if start.spread else effort.powers[0], level_s * 1.05, price_s)
-    loads: Floats = np.zeros((6, ranks.size))
-    common: Floats = np.zeros(6)
-    for unit in [unit for unit in order if pinned[unit] is not None] + movable:
-        waiting = np.maximum(waiting - even[unit], 0.0)
-        expected = expected - choices[unit].common[:, places[unit]]
+    for unit in order:
         owners = pinned[unit]
-        place = places[unit]
         if owners is None:
-            background = loads + waiting
-            _, place, owners = board.best(unit, background, common + expected, aim)
-        board.put(unit, place, owners, loads, common)
-        loads, common = board.loads, board.common
+            away = choices[unit].banned
+            free = np.arange(ranks.size) if away is None else np.flatnonzero(~away)
+            owners = free[: choices[unit].owners[places[unit]]]
+        else:
+            owners = owners[choices[unit].unsorted.get(places[unit], slice(None))]
+        board.put(unit, places[unit], owners, board.loads, board.common)
+    if start.spread and movable:
+        _put_in_one_by_one(board, movable, price_s)
     powers = [p for p in effort.powers if p >= 16] if start.spread else effort.powers
     for number, power in enumerate(powers):
         # The price of memory falls, so that what is left gets used in the end.
@@ -188,16 +189,40 @@ def _fill(
         seconds = board.cost_s()
         scale_s = float(seconds.mean() if power < 20 else seconds.max())
         sweep(board, movable, Aim(power, scale_s, price_s * min(1.0, 1.5 * left)))
+    for _ in range(SWEEPS_TO_FIT):
+        if board.fits():
+            break
+        aim = Aim(powers[-1], float(board.cost_s().max()), price_s)
+        if not sweep(board, movable, aim):
+            break
 
 
-def _improve(board: Board, movable: Sequence[int], effort: Effort, seed: int) -> None:
+def _put_in_one_by_one(board: Board, movable: Sequence[int], price_s: float) -> None:
+    """Take all tables out and put them in, on top of an even spread of those to come."""
+    size = board.ranks.size
+    even = {unit: board.choices[unit].total(board.places[unit]) / size for unit in movable}
+    loads, common = board.without(movable)
+    waiting: Floats = np.sum([even[unit] for unit in movable], axis=0)[:, None]
+    expected: Floats = np.sum([board.common_of(unit) for unit in movable], axis=0)
+    level_s = float(board.ranks.cost_s(loads + waiting, common + expected).max())
+    aim = Aim(24.0, level_s * 1.05, price_s)
+    for unit in movable:
+        waiting = np.maximum(waiting - even[unit][:, None], 0.0)
+        expected = expected - board.common_of(unit)
+        _, place, owners = board.best(unit, loads + waiting, common + expected, aim)
+        board.put(unit, place, owners, loads, common)
+        loads, common = board.loads, board.common
+
+
+def _improve(
+    board: Board, movable: Sequence[int], moves: int, rng: np.random.Generator, *, rounds: int
+) -> None:
     """Rounds of moves that make the slowest ranks faster."""
     if not movable or board.ranks.size == 1:
         return
-    rng = np.random.default_rng(seed)
-    for _ in range(effort.rounds):
+    for _ in range(rounds):
         changed = False
-        for _ in range(effort.moves):
+        for _ in range(moves):
             aim = Aim(48.0, float(board.cost_s().max()), 0.0)
             changed |= replace_on_ranks(board, movable, rng, aim)
             aim = replace(aim, scale_s=float(board.cost_s().max()))
@@ -206,21 +231,54 @@ def _improve(board: Board, movable: Sequence[int], effort: Effort, seed: int) ->
             return
 
 
-def _finished(problem: Problem, board: Board, pinned: Sequence[Ints | None], ranks: Ranks) -> Found:
-    """The decisions of a state, levelled by pouring what can be poured."""
-    poured = {}
+def _different(problem: Problem, boards: Sequence[Board]) -> list[Board]:
+    """The boards without those that pouring would make equal to an earlier one."""
+    kept: dict[tuple[tuple[int, bytes], ...], Board] = {}
+    for board in boards:
+        state = []
+        for place, owners, choices, candidates in zip(
+            board.places, board.owners, board.choices, problem.candidates, strict=True
+        ):
+            number = int(choices.numbers[place])
+            state.append((number, b"" if candidates.linear[number] else owners.tobytes()))
+        kept.setdefault(tuple(state), board)
+    return list(kept.values())
+
+
+def _finished(
+    problem: Problem, board: Board, pinned: Sequence[Ints | None], ranks: Ranks
+) -> Found | None:
+    """The plan of a state, levelled by pouring what can be poured; None where it doesn't fit."""
+    poured, away = {}, {}
+    board.recount()
     for unit, choices in enumerate(board.choices):
         number = choices.numbers[board.places[unit]]
         if pinned[unit] is None and problem.candidates[unit].linear[number]:
             total = choices.total(board.places[unit])
             poured[unit] = np.where(np.arange(6) == FIXED, 0.0, total)
+            away[unit] = choices.banned
     loads, common = board.without(list(poured))
     for unit in poured:
         common = common + board.common_of(unit)
-    shares = pour(poured, loads, common, ranks) if poured else {}
-    even = np.full(ranks.size, 1 / ranks.size)
-    if shares is None:
-        shares = {unit: (np.arange(ranks.size), even) for unit in poured}
+    even: dict[int, tuple[Ints, Floats]] = {}
+    for unit in poured:
+        owners = board.owners[unit]
+        even[unit] = (owners, np.full(len(owners), 1 / len(owners)))
+    for shares in (pour(poured, loads, common, ranks, away), even):
+        plan = None if shares is None else _dealt(problem, board, shares, loads, common)
+        if plan is not None:
+            return plan
+    return None
+
+
+def _dealt(
+    problem: Problem,
+    board: Board,
+    shares: dict[int, tuple[Ints, Floats]],
+    loads: Floats,
+    common: Floats,
+) -> Found | None:
+    """The plan with these shares of poured tables, on top of the loads without them."""
     decisions = []
     for unit in range(len(board.choices)):
         if unit in shares:
@@ -229,10 +287,13 @@ def _finished(problem: Problem, board: Board, pinned: Sequence[Ints | None], ran
         else:
             decision = _even_decision(problem, board, unit)
         decisions.append(decision)
+    if board.ranks.memory(loads, common).max() > 1 + ROUNDING:
+        return None
     replicas = any(decision.hot_rows for decision in decisions)
     exchanged = any(decision.parts for decision in decisions)
     latency_s = problem.latency_s(exchanged=exchanged, replicas=replicas)
-    return Found(tuple(decisions), float(ranks.cost_s(loads, common).max()) + latency_s)
+    cost_s = float(board.ranks.cost_s(loads, common).max())
+    return Found(tuple(decisions), cost_s + latency_s)
 
 
 def _even_decision(problem: Problem, board: Board, unit: int) -> Decision:
@@ -256,36 +317,40 @@ def _uneven(
     Its parts are as many as some candidate has; those without rows go to the first ranks
     that have none.
     """
-    candidates, world = problem.candidates[unit], board.ranks.size
+    candidates, choices = problem.candidates[unit], board.choices[unit]
     number = int(board.choices[unit].numbers[board.places[unit]])
     hot_rows, exchange = candidates.hot_rows[number], candidates.exchange[number]
-    fitting = [
+    possible = [
         int(parts)
-        for other, parts, columns, hot in zip(
+        for other, parts, columns, hot, usable in zip(
             candidates.exchange,
             candidates.parts,
             candidates.columns,
             candidates.hot_rows,
+            problem.usable[unit],
             strict=True,
         )
-        if _pours_alike(exchange, other, int(parts))
-        and columns == 1
-        and hot == hot_rows
-        and parts >= len(owners)
+        if _pours_alike(exchange, other, int(parts)) and (columns, hot) == (1, hot_rows) and usable
     ]
-    parts = min(fitting)
-    spare = np.setdiff1d(np.arange(world), owners)[: parts - len(owners)]
+    parts = min((k for k in possible if k >= len(owners)), default=max(possible))
+    if len(owners) > parts:  # a table of few rows can't be cut that finely
+        largest = np.sort(np.argsort(-weights, kind="stable")[:parts])
+        owners, weights = owners[largest], weights[largest]
+    free = (
+        np.arange(board.ranks.size) if choices.banned is None else np.flatnonzero(~choices.banned)
+    )
+    spare = np.setdiff1d(free, owners)[: parts - len(owners)]
     all_owners = np.concatenate([owners, spare])
-    shares = np.concatenate([weights, np.zeros(len(spare))])
+    shares = np.concatenate([weights / weights.sum(), np.zeros(len(spare))])
     if parts == 1:
         name = "whole" if exchange == "partial" else exchange
         decision = Decision(name, int(hot_rows), all_owners[:, None])
     else:
-        decision = Decision(exchange, int(hot_rows), all_owners[None, :], shares / shares.sum())
+        decision = Decision(exchange, int(hot_rows), all_owners[None, :], shares)
     total = board.choices[unit].total(board.places[unit]).copy()
     overhead_s = candidates.piece[FIXED, number]
     total[FIXED] = 0.0
-    load = np.zeros((6, world))
+    load = np.zeros((6, board.ranks.size))
     load[:, all_owners] = total[:, None] * shares
     load[FIXED, all_owners] = overhead_s
     return decision, load

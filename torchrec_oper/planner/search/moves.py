@@ -8,7 +8,7 @@ import numpy as np
 
 from torchrec_oper.planner.candidates import BACKWARD, IDS, WORK
 from torchrec_oper.planner.demand import Floats
-from torchrec_oper.planner.search.board import Aim, Board
+from torchrec_oper.planner.search.board import Aim, Board, Mask
 
 BETTER = 1 - 1e-9
 MOST_REMOVED = 24
@@ -32,7 +32,7 @@ def replace_few(board: Board, movable: Sequence[int], rng: np.random.Generator, 
     """Take out a few tables, some of the busiest rank's, and put them in again, if better."""
     busiest = int(board.cost_s().argmax())
     count = min(int(rng.integers(2, 6)), len(movable))
-    there = [t for t in movable if busiest in board.owners[t] and _is_partial(board, t)]
+    there = [t for t in movable if board.owned[t, busiest] and _is_partial(board, t)]
     chosen: set[int] = set()
     if there:
         chosen |= set(rng.choice(there, min(len(there), 1 + count // 2), replace=False).tolist())
@@ -56,11 +56,9 @@ def replace_on_ranks(
     world = board.ranks.size
     ranks = [int(board.cost_s().argmax())]
     ranks += rng.choice(world, min(int(rng.integers(1, 4)), world), replace=False).tolist()
-    removed = [
-        t
-        for t in movable
-        if len(board.owners[t]) <= max(2, world // 8) and np.isin(board.owners[t], ranks).any()
-    ]
+    there: Mask = np.asarray(board.owned[:, ranks].any(axis=1))
+    few = max(2, world // 8)
+    removed = [t for t in movable if there[t] and len(board.owners[t]) <= few]
     if not removed:
         return False
     if len(removed) > MOST_REMOVED:
@@ -94,8 +92,7 @@ def _try(board: Board, removed: Sequence[int], aim: Aim, *, ahead: bool) -> bool
         loads, common = tried.loads, tried.common
     if tried.value(aim) >= before * BETTER:
         return False
-    board.places, board.owners = tried.places, tried.owners
-    board.loads, board.common = tried.loads, tried.common
+    board.take(tried)
     return True
 
 

@@ -6,7 +6,7 @@ them takes its share of the ranks in turn, which leaves most of them on one rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import highspy
 import numpy as np
@@ -14,17 +14,23 @@ import numpy.typing as npt
 
 from torchrec_oper.planner.candidates import BYTES, FIXED, PHASES, WORK
 from torchrec_oper.planner.demand import Floats
-from torchrec_oper.planner.relaxation import Entries, linear_program, solve
+from torchrec_oper.planner.linear_program import Entries, linear_program, solve
 from torchrec_oper.planner.search.board import Ranks
 
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 MOST_VARIABLES = 6000
 NEGLIGIBLE = 1e-9
+MARGIN = 1e-6  # share of the memory caps: the solver lets rows be over by 1e-7
 
 
 def pour(
-    totals: dict[int, Floats], loads: Floats, common: Floats, ranks: Ranks
+    totals: dict[int, Floats],
+    loads: Floats,
+    common: Floats,
+    ranks: Ranks,
+    away: Mapping[int, Mask | None],
 ) -> dict[int, tuple[Ints, Floats]] | None:
     """The owners of each table and their shares, or None where it doesn't fit.
 
@@ -33,10 +39,18 @@ def pour(
         loads: [6, W] what the ranks bear without these tables.
         common: [6] what all ranks bear.
         ranks: the cluster.
+        away: for each table the ranks that may own none of it, [W], or None.
     """
-    kinds: dict[bytes, list[int]] = {}
+    if not totals:
+        return {}
+    banned = {
+        table: np.zeros(ranks.size, dtype=np.bool_) if mask is None else mask
+        for table, mask in away.items()
+    }
+    kinds: dict[tuple[bytes, bytes], list[int]] = {}
     for table, total in totals.items():
-        kinds.setdefault(np.round(np.log(np.maximum(total, 1e-300)), 9).tobytes(), []).append(table)
+        amounts = np.round(np.log(np.maximum(total, 1e-300)), 9).tobytes()
+        kinds.setdefault((amounts, banned[table].tobytes()), []).append(table)
 
     def weight(tables: list[int]) -> float:
         total = totals[tables[0]]
@@ -45,16 +59,24 @@ def pour(
     ordered = sorted(kinds.values(), key=lambda tables: -weight(tables))
     poured = ordered[: max(1, MOST_VARIABLES // ranks.size)]
     rest = [table for tables in ordered[len(poured) :] for table in tables]
-    loads = loads + sum((totals[t][:, None] / ranks.size for t in rest), np.zeros((6, 1)))
-    amounts = np.array([totals[tables[0]] * len(tables) for tables in poured])
-    shares = _Levels(amounts, loads, common, ranks).solve()
+    spread = {table: ~banned[table] / (~banned[table]).sum() for table in rest}
+    loads = loads + sum((totals[t][:, None] * spread[t] for t in rest), np.zeros((6, 1)))
+    levels = _Levels(
+        np.array([totals[tables[0]] * len(tables) for tables in poured]),
+        loads,
+        common,
+        ranks,
+        np.array([banned[tables[0]] for tables in poured]),
+    )
+    shares = levels.solve()
     if shares is None:
         return None
     result: dict[int, tuple[Ints, Floats]] = {}
     for tables, share in zip(poured, shares, strict=True):
         result |= _dealt(tables, share)
-    even = np.full(ranks.size, 1 / ranks.size)
-    result |= {table: (np.arange(ranks.size), even) for table in rest}
+    for table, share in spread.items():
+        owners = np.flatnonzero(share)
+        result[table] = (owners, share[owners])
     return result
 
 
@@ -78,8 +100,11 @@ class _Levels:
     seconds on the links within and between hosts, and the cost of the slowest rank.
     """
 
-    def __init__(self, amounts: Floats, loads: Floats, common: Floats, ranks: Ranks) -> None:
+    def __init__(
+        self, amounts: Floats, loads: Floats, common: Floats, ranks: Ranks, banned: Mask
+    ) -> None:
         self.amounts, self.loads, self.common, self.ranks = amounts, loads, common, ranks
+        self.banned = banned
         self.kinds, self.world = len(amounts), ranks.size
         volumes = loads[list(PHASES)].sum(axis=1) + amounts[:, list(PHASES)].sum(axis=0)
         self.phases = [phase for phase, total in zip(PHASES, volumes, strict=True) if total > 0]
@@ -172,10 +197,14 @@ class _Levels:
         rank = np.arange(self.world)
         amounts = self.amounts[:, BYTES, None] / self.ranks.caps
         self.entries.add(self.rows + rank, self._share_columns(), amounts)
-        room = 1 - self.ranks.memory(self.loads, self.common)
+        room = 1 - MARGIN - self.ranks.memory(self.loads, self.common)
         self._close(-highspy.kHighsInf, np.maximum(room, 0.0), self.world)
 
     def _sums(self) -> None:
         columns = self._share_columns()
         self.entries.add(self.rows + np.arange(self.kinds)[:, None], columns, 1.0)
         self._close(1.0, 1.0, self.kinds)
+        if self.banned.any():
+            kind, rank = np.nonzero(self.banned)
+            self.entries.add(self.rows, columns[kind, rank], 1.0)
+            self._close(0.0, 0.0, 1)

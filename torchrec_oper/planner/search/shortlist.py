@@ -11,7 +11,8 @@ from torchrec_oper.planner.bound import Problem
 from torchrec_oper.planner.candidates import BYTES, FIXED, PHASES, WORK
 from torchrec_oper.planner.certificate import Multipliers
 from torchrec_oper.planner.demand import Floats
-from torchrec_oper.planner.relaxation import Mask, Relaxed, Summary, undominated
+from torchrec_oper.planner.relaxation import Relaxed
+from torchrec_oper.planner.summary import Mask, Summary, undominated
 
 Ints = npt.NDArray[np.int64]
 
@@ -74,17 +75,28 @@ def shortlists(
         within_s: how much dearer than the best one may be.
     """
     found = []
+    known: dict[tuple[int, bytes], Ints] = {}
     for table, (summary, mask) in enumerate(zip(problem.summaries, among, strict=True)):
         dear = reduced_cost_s(summary, problem, relaxed.multipliers, table)
-        features = summary.features(problem.cluster, problem.classes)
-        # An even spread can be levelled, so it may not lose to fixed pieces by a hair.
-        features[0] = np.where(problem.candidates[table].linear, features[0] * 0.999, features[0])
-        numbers = np.flatnonzero(undominated(features, mask))
+        key = (id(summary), mask.tobytes())
+        if key not in known:
+            known[key] = _levelling(problem, table, mask)
+        numbers = known[key]
         numbers = numbers[np.argsort(dear[numbers], kind="stable")]
         keep = dear[numbers] - dear[numbers[0]] <= within_s
         keep[:3] = True
         found.append(numbers[keep][:most])
     return found
+
+
+def _levelling(problem: Problem, table: int, mask: Mask) -> Ints:
+    """The candidates that no other one beats; an even spread isn't beaten by a hair.
+
+    It can be levelled later, which fixed pieces can't.
+    """
+    features = problem.summaries[table].features(problem.cluster, problem.classes)
+    features[0] = np.where(problem.candidates[table].linear, features[0] * 0.999, features[0])
+    return np.flatnonzero(undominated(features, mask))
 
 
 def rounded(problem: Problem, relaxed: Relaxed, lists: Sequence[Ints]) -> list[int]:

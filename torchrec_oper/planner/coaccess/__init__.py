@@ -1,0 +1,5 @@
+"""Refinement by co-access: rows that bags name together go to one owner, where that helps."""
+
+from torchrec_oper.planner.coaccess.refine import Refined, RefinedTable, refine
+
+__all__ = ["Refined", "RefinedTable", "refine"]
