@@ -207,6 +207,11 @@ def test_what_a_choice_puts_on_ranks_on_paper():
         [heavy_s + 12.96 / 10, pooling_s + 4 * 0.16 * 1.48 + 0.5, replica_s],
     )
     np.testing.assert_allclose(costs.busiest_bytes, [3 * 16 + 22.72, 16 + 23.68, 64])
+    # If the busiest owner of even parts has no more than 0.3 of them all, with 4 owners each
+    # has 0.1 or more.
+    all_s = 4 * 0.16 * 1.48 + 35.52 * 1.1
+    limited_s = costs.sent.least_below(pooling_s + 0.5 + 0.3 * all_s, 4)
+    np.testing.assert_allclose(limited_s, [0, pooling_s + 0.5 + 0.1 * all_s, replica_s])
     # Who owns nothing gets both parts, one of them, the larger, perhaps from its own host.
     alone = choice_loads(hot, choices[:1], replace_rates(FOUR, read=1e-3), "infer")
     slow = table_costs(alone, replace_rates(FOUR, read=1e-3))

@@ -67,8 +67,7 @@ def test_the_judge_confirms_any_outcome(case: Case, seed: int) -> None:
         assert "more memory" in str(error) or "bytes more" in str(error)
 
 
-@pytest.mark.parametrize("objective", ["train", "infer"])
-@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize(("hosts", "objective"), zip(HOSTS, ("train", "infer"), strict=True))
 def test_several_tables_come_near_the_bound(hosts, objective) -> None:
     case = Case(several_tables(), cluster(*hosts), objective, default_space(12))
     assert checked(case).gap < 0.1
@@ -160,10 +159,10 @@ def test_rows_are_poured_to_level_the_ranks_on_paper() -> None:
 
 
 def test_order_of_the_tables_hardly_matters() -> None:
-    tables = several_tables(9)
+    tables = several_tables(8)
     rng = np.random.default_rng(0)
     costs = []
-    for order in [np.arange(9), *(rng.permutation(9) for _ in range(3))]:
+    for order in [np.arange(8), *(rng.permutation(8) for _ in range(2))]:
         shuffled = tuple(tables[number] for number in order)
         costs.append(checked(Case(shuffled, cluster(0, 0, 0, 0, direct=False))).cost_s)
     assert max(costs) <= min(costs) * 1.03
@@ -177,7 +176,7 @@ from test_optimize import several_tables
 from torchrec_oper.planner.optimize import optimize
 
 for hosts, speeds in (((0, 0, 0, 0), ()), ((0, 0, 1, 1), (1.0, 2.0, 1.0, 1.0))):
-    found = optimize(several_tables(8), cluster(*hosts, speeds=speeds), seed=5)
+    found = optimize(several_tables(5), cluster(*hosts, speeds=speeds), seed=5)
     for made in found.decisions:
         weights = b"" if made.weights is None else made.weights.tobytes()
         print(made.exchange, made.hot_rows, made.owners.tobytes().hex(), weights.hex())
@@ -204,7 +203,7 @@ def test_equal_input_gives_equal_plans_in_any_process() -> None:
         for seed, threads in (("1", "1"), ("2", "3"))
     ]
     assert outputs[0] == outputs[1]
-    assert len(outputs[0].splitlines()) >= 2 * 9
+    assert len(outputs[0].splitlines()) >= 2 * 6
 
 
 def test_outcome_says_how_far_it_is_from_the_bound() -> None:

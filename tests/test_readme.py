@@ -17,7 +17,14 @@ def test_the_example_prints_what_the_readme_shows() -> None:
     ).groups()
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == shown
+    assert without_hash(run.stdout) == without_hash(shown)
+
+
+def without_hash(report: str) -> str:
+    """The report without the plan's hash, which counts the last bit of every float."""
+    found, times = re.subn(r"^plan [0-9a-f]{12}:", "plan:", report)
+    assert times == 1
+    return found
 
 
 def test_the_training_script_runs_on_two_ranks(tmp_path: Path) -> None:
@@ -40,7 +47,7 @@ def test_names_used_in_the_readme_exist() -> None:
     from torchrec_oper.sharder import ShardedOperEmbeddingBagCollection
 
     assert {"AccessProfile", "OperPlanner", "OperSharder"} <= set(dir(torchrec_oper))
-    for name in ("save", "load", "report", "content_hash", "planned_lookups"):
+    for name in ("save", "load", "report", "content_hash", "planned_lookups", "bound_s", "gap"):
         assert hasattr(Plan, name)
     assert hasattr(ShardedOperEmbeddingBagCollection, "served_lookups")
     assert callable(sharding_plan)

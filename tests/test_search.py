@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_cases import AMPLE, Case, cases, cluster, problem_of, table_demand
+from planner_cases import Case, cases, cluster, problem_of, table_demand
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.bound import Problem, start_s
 from torchrec_oper.planner.candidates import BACKWARD, BYTES, FIXED, FORWARD, IDS, PHASES, WORK
-from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.decision import Decision
 from torchrec_oper.planner.judge import expected_cost
 from torchrec_oper.planner.relaxation import relax
@@ -102,7 +101,7 @@ def test_a_state_costs_what_the_judge_says(case: Case, seed: int) -> None:
 
 
 @given(cases(most_rows=5000), SEEDS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_moves_never_make_a_state_worse(case: Case, seed: int) -> None:
     problem = problem_or_none(case)
     if problem is None or any(
@@ -125,7 +124,9 @@ def test_moves_never_make_a_state_worse(case: Case, seed: int) -> None:
             after = now
     loads, common = board.loads.copy(), board.common.copy()
     board.recount()
-    scale = np.maximum(loads.max(axis=1, keepdims=True), 1e-300)
+    # What is left of loads that were taken off again is small beside what came and went.
+    largest = [c.piece.max(axis=1) + c.totals().max(axis=1) for c in problem.candidates]
+    scale = np.maximum(np.max(largest, axis=0), 1e-300)[:, None]
     np.testing.assert_allclose(loads / scale, board.loads / scale, atol=1e-9)
     np.testing.assert_allclose(common, board.common, rtol=1e-9, atol=1e-18)
 
@@ -300,17 +301,21 @@ def test_pouring_nothing_and_what_fits_nowhere() -> None:
     assert pour({0: TOTALS[0]}, LOADS, COMMON, ranks, {0: None}) is None
 
 
-def test_many_kinds_are_spread_where_they_are_too_many() -> None:
-    rng = np.random.default_rng(0)
-    ranks = Ranks(Cluster.uniform(3000, memory_bytes=AMPLE, rates=cluster(0).rates))
-    totals = {table: TOTALS[0] * (1 + rng.random()) for table in range(4)}
+def test_kinds_that_are_too_many_for_the_program_are_spread(monkeypatch) -> None:
+    monkeypatch.setattr("torchrec_oper.planner.search.pour.MOST_VARIABLES", 2 * 4)
+    ranks = Ranks(cluster(0, 0, 0, 0))
+    totals = {table: TOTALS[0] / (1 + table) for table in range(4)}
     away = {table: None for table in totals}
-    away[3] = np.arange(3000) < 1500
-    found = pour(totals, np.zeros((6, 3000)), np.zeros(6), ranks, away)
+    away[3] = np.array([True, True, False, False])
+    found = pour(totals, np.zeros((6, 4)), np.zeros(6), ranks, away)
     assert found is not None
+    load = np.zeros(4)
     for table, (owners, weights) in found.items():
-        assert weights.sum() == pytest.approx(1)
-        assert table != 3 or owners.min() >= 1500
+        load[owners] += weights * TOTALS[0][WORK] / (1 + table)
+    # The two largest level what the spread of the others leaves.
+    np.testing.assert_allclose(load, load.mean(), rtol=1e-5)
+    assert found[2][1].tolist() == [0.25] * 4
+    assert found[3][0].tolist() == [2, 3] and found[3][1].tolist() == [0.5, 0.5]
 
 
 def test_amounts_are_in_the_order_that_these_tests_take() -> None:

@@ -60,7 +60,7 @@ def plan_others(
                 f" {', '.join(map(str, left))} bytes that tables of type oper leave on the ranks:"
                 f" {reason}"
             ) from error
-    entries = {other.path: found.get(name(at), {}) for at, other in enumerate(others)}
+    entries = {other.path: found.get(_held_name(at), {}) for at, other in enumerate(others)}
     for other in others:
         missing = [table for table in other.tables if table not in entries[other.path]]
         if missing:
@@ -77,10 +77,10 @@ class _Holder(nn.Module):
     def __init__(self, others: Sequence[OtherModule]) -> None:
         super().__init__()
         for at, other in enumerate(others):
-            self.add_module(name(at), other.module)
+            self.add_module(_held_name(at), other.module)
 
 
-def name(at: int) -> str:
+def _held_name(at: int) -> str:
     """The name of the holder's module number ``at``; paths have dots, which names can't."""
     return f"other{at}"
 

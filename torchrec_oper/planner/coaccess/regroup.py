@@ -14,7 +14,8 @@ from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.profile import TableAccess
 from torchrec_oper.profile.trace import Bags
 
-NO_ROOM = -(1 << 62)  # lookups that a full part misses: fewer than any other
+MOST_WORK = 1 << 48  # of all rows together, in units of no meaning
+NO_ROOM = -(1 << 62)  # work that a full part misses: less than any other
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,19 +37,22 @@ class _Listed:
 
     ids: Ints
     counts: Ints
+    work: Ints
     parts: Ints
 
-    def lookups(self, parts: Ints, count: int) -> Ints:
-        """[count] lookups of each part if rows lie as ``parts`` [L] says; -1 for nowhere."""
-        served = np.zeros(count, dtype=np.int64)
-        some = parts >= 0
-        np.add.at(served, parts[some], self.counts[some])
-        return served
+
+def _sums(values: Ints, parts: Ints, count: int) -> Ints:
+    """[count] the sum of the values [L] of each part; rows of part -1 are nowhere."""
+    found = np.zeros(count, dtype=np.int64)
+    some = parts >= 0
+    np.add.at(found, parts[some], values[some])
+    return found
 
 
 def regrouped(
     placement: TablePlacement,
     access: TableAccess,
+    work_s: Floats,
     bags: Mapping[str, Bags],
     room: RankRoom,
     *,
@@ -58,16 +62,17 @@ def regrouped(
     """The placement with its listed rows dealt to the same parts by co-access.
 
     Every part keeps its rows that aren't listed, hot rows stay hot, and no rank gets more
-    rows than it has room for. Parts that had as many lookups as one another may differ by
-    ``imbalance`` afterwards, and by what rows without co-access don't level out.
+    rows than it has room for. Parts stay level in work, not in lookups: the rows of one
+    group may be hotter than those of another, and as many lookups name fewer rows then.
 
     Args:
         placement: of exchange ``partial``, with two parts or more.
         access: how the table is used: the counts that the placement was made by.
+        work_s: [ids] float64, above 0, what each listed row costs its owner in a step.
         bags: of each of its features, ids and lengths; as many bags of each.
         room: what the owners have left.
         seed: of the partitioner.
-        imbalance: how far a part may go above its lookups of before, as a share.
+        imbalance: how far a part's work may grow, as a share.
 
     Returns:
         None where no two rows of a bag could be brought together.
@@ -75,23 +80,27 @@ def regrouped(
     parts = placement.decision.parts
     where, _ = placement.row_map.place(access.ids)
     cold = where < parts
-    listed = _Listed(access.ids[cold], access.counts[cold], where[cold])
+    if not cold.any():
+        return None
+    # Whole numbers, so that sums don't depend on their order.
+    work = np.maximum(work_s * (MOST_WORK / work_s.sum()), 1).astype(np.int64)
+    listed = _Listed(access.ids[cold], access.counts[cold], work[cold], where[cold])
     graph = bag_hypergraph(*_vertices(placement, listed, bags), listed_rows=len(listed.ids))
     if len(graph.rows) < 2:
         return None
     dealt = np.full(len(listed.ids), -1)
     dealt[graph.rows] = listed.parts[graph.rows]
     # Rows that stay, and those without co-access, aren't counted: both are level already.
-    limits = listed.lookups(dealt, parts) * (1 + imbalance)
-    dealt[graph.rows] = partition(graph, listed.counts[graph.rows], limits.tolist(), seed=seed)
+    limits: Floats = np.float64(1 + imbalance) * _sums(listed.work, dealt, parts)
+    dealt[graph.rows] = partition(graph, listed.work[graph.rows], limits.tolist(), seed=seed)
     if not len(graph.fixed_parts):
-        busy_s = np.asarray(room.busy_s[placement.owners].max(axis=0))
-        becomes = _relabelled(listed.lookups(dealt, parts), limits, busy_s)
+        busy_s = np.asarray(room.busy_s[placement.owners].max(axis=0), dtype=np.float64)
+        becomes = _relabelled(_sums(listed.work, dealt, parts), limits, busy_s)
         dealt[graph.rows] = becomes[dealt[graph.rows]]
     now = np.bincount(listed.parts, minlength=parts)
     most_rows = now + np.maximum(room.rows[placement.owners].min(axis=0), 0)
     _release(dealt, most_rows)
-    _deal_rest(dealt, listed, listed.lookups(listed.parts, parts), most_rows)
+    _deal_rest(dealt, listed, most_rows)
     return _moved(placement, access, where, listed, dealt)
 
 
@@ -112,16 +121,14 @@ def _vertices(
     parts, _ = placement.row_map.place(ids)
     vertices = np.where(parts < placement.decision.parts, len(listed.ids) + parts, -1)
     by_id = np.argsort(listed.ids)
-    if len(by_id):
-        at = np.minimum(np.searchsorted(listed.ids[by_id], ids), len(by_id) - 1)
-        vertices = np.where(listed.ids[by_id][at] == ids, by_id[at], vertices)
-    return vertices, lengths
+    at = by_id[np.minimum(np.searchsorted(listed.ids[by_id], ids), len(by_id) - 1)]
+    return np.where(listed.ids[at] == ids, at, vertices), lengths
 
 
 def _relabelled(loads: Ints, limits: Floats, busy_s: Floats) -> Ints:
     """[parts] the part that each group of rows becomes.
 
-    The group with the most lookups goes first, to the part whose owner is least busy among
+    The group with the most work goes first, to the part whose owner is least busy among
     those whose limit it keeps to. If all groups keep to some part's limit each, they all
     will: what suits a group suits all lighter ones.
     """
@@ -146,15 +153,16 @@ def _release(dealt: Ints, most_rows: Ints) -> None:
         dealt[np.flatnonzero(dealt == part)[most:]] = -1
 
 
-def _deal_rest(dealt: Ints, listed: _Listed, wanted: Ints, most_rows: Ints) -> None:
-    """Give each row without a part to the one that misses most lookups, the hottest first."""
-    missing = wanted - listed.lookups(dealt, len(wanted))
-    rows_left = most_rows - np.bincount(dealt[dealt >= 0], minlength=len(wanted))
+def _deal_rest(dealt: Ints, listed: _Listed, most_rows: Ints) -> None:
+    """Give each row without a part to the one that misses most work, the hottest first."""
+    parts = len(most_rows)
+    missing = _sums(listed.work, listed.parts, parts) - _sums(listed.work, dealt, parts)
+    rows_left = most_rows - np.bincount(dealt[dealt >= 0], minlength=parts)
     missing[rows_left <= 0] = NO_ROOM
     for row in np.flatnonzero(dealt < 0).tolist():
         part = int(missing.argmax())
         dealt[row] = part
-        missing[part] -= listed.counts[row]
+        missing[part] -= listed.work[row]
         rows_left[part] -= 1
         if rows_left[part] <= 0:
             missing[part] = NO_ROOM
@@ -177,7 +185,7 @@ def _moved(
     owners = where.copy()
     owners[where < parts] = dealt
     lookups = placement.planned_lookups.copy()
-    more = listed.lookups(dealt, parts) - listed.lookups(listed.parts, parts)
+    more = _sums(listed.counts, dealt, parts) - _sums(listed.counts, listed.parts, parts)
     lookups[placement.owners] += more
     return replace(
         placement,

@@ -149,42 +149,67 @@ def proven_s(
         )
     phases = 2 if objective == "infer" else 3 + 2 * proof.with_hot_rows
     latency_s = phases * phase_latency_s(cluster)
-    allowed = _allowed(proof, costs, cluster)
-    if not all(choices.any() for choices in allowed):
+    left = _left_below(proof, costs, cluster)
+    if not all(one.allowed.any() for one in left):
         return latency_s + proof.target_s
     prices = _piece_prices(multipliers, kinds, cluster)
     least = [
-        float(_values(table, multipliers, kinds, prices, owner)[choices].min())
-        for table, choices, owner in zip(costs, allowed, multipliers.owners, strict=True)
+        (
+            _values(table, multipliers, kinds, prices)
+            + owner * table.sent.busiest_s
+            + (multipliers.owners.sum() - owner) * one.sent_s
+        )[one.allowed].min()
+        for table, one, owner in zip(costs, left, multipliers.owners, strict=True)
     ]
-    value = sum(least) - float(multipliers.memory @ kinds.memory_bytes)
+    value = float(sum(least)) - float(multipliers.memory @ kinds.memory_bytes)
     value /= float(multipliers.cost.sum() + multipliers.owners.sum())  # 1, but for rounding
     return latency_s + min(proof.target_s, value)
 
 
-def _allowed(proof: Proof, costs: Sequence[TableCosts], cluster: Cluster) -> list[Bools]:
-    """For each table [C] the choices that plans below the target may take."""
+@dataclass(frozen=True, eq=False)
+class _Left:
+    """What plans below the target may take of one table's choices.
+
+    Args:
+        allowed: [C] whether they may take the choice.
+        sent_s: [C] seconds that it puts on every rank at least, by the view of sent bytes.
+        received_s: [C] the same by the view of received bytes.
+    """
+
+    allowed: Bools
+    sent_s: Floats
+    received_s: Floats
+
+
+def _left_below(proof: Proof, costs: Sequence[TableCosts], cluster: Cluster) -> list[_Left]:
     most_bytes = cluster.memory_bytes.max() * (1 + ROUNDING)
-    allowed = [
-        (table.busiest_bytes <= most_bytes) & (proof.with_hot_rows | ~table.hot) for table in costs
+    left = [
+        _Left(
+            (table.busiest_bytes <= most_bytes) & (proof.with_hot_rows | ~table.hot),
+            table.sent.least_s,
+            table.received.least_s,
+        )
+        for table in costs
     ]
     for _ in range(ROUNDS):
-        before = sum(int(choices.sum()) for choices in allowed)
-        for direction in ("sent", "received"):
-            views = [getattr(table, direction) for table in costs]
-            if not all(choices.any() for choices in allowed):
-                return allowed
-            least = np.array(
-                [view.least_s[one].min() for view, one in zip(views, allowed, strict=True)]
-            )
-            room = proof.target_s * (1 + TARGET_ROUNDING) - (least.sum() - least)
-            allowed = [
-                one & (view.busiest_s <= left)
-                for view, one, left in zip(views, allowed, room, strict=True)
-            ]
-        if sum(int(choices.sum()) for choices in allowed) == before:
+        if not all(one.allowed.any() for one in left):
             break
-    return allowed
+        # All tables together put a target on a rank at most; for one, what others leave.
+        target_s = proof.target_s * (1 + TARGET_ROUNDING)
+        sent = np.array([one.sent_s[one.allowed].min() for one in left])
+        received = np.array([one.received_s[one.allowed].min() for one in left])
+        rooms = np.stack([target_s - (sent.sum() - sent), target_s - (received.sum() - received)])
+        left = [
+            _Left(
+                one.allowed
+                & (table.sent.busiest_s <= room[0])
+                & (table.received.busiest_s <= room[1]),
+                table.sent.least_below(room[0], cluster.world_size),
+                table.received.least_below(room[1], cluster.world_size),
+            )
+            for table, one, room in zip(costs, left, rooms.T, strict=True)
+        ]
+    return left
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,14 +242,12 @@ def _piece_prices(multipliers: Multipliers, kinds: RankKinds, cluster: Cluster) 
 
 
 def _values(
-    table: TableCosts, multipliers: Multipliers, kinds: RankKinds, prices: _Prices, owner: float
+    table: TableCosts, multipliers: Multipliers, kinds: RankKinds, prices: _Prices
 ) -> Floats:
-    """[C] what each choice adds to the proven bound at least, whoever owns its pieces."""
+    """[C] what each choice adds to the means of ranks at least, whoever owns its pieces."""
     work_s, other_s, held_bytes = table.common.T
     values = work_s * (multipliers.cost @ (1 / kinds.speeds)) + other_s * multipliers.cost.sum()
     values = values + held_bytes * multipliers.memory.sum()
-    view = table.sent
-    values = values + owner * view.busiest_s + (multipliers.owners.sum() - owner) * view.least_s
     pieces = np.outer(table.memory_s, prices.memory_s)  # [P, G]
     pieces += table.volumes.T @ prices.volume + np.outer(table.held_bytes, prices.held_byte)
     shard_s, uneven = table.shard_s[table.choice_of], table.uneven[table.choice_of]

@@ -27,10 +27,22 @@ class View:
     Args:
         busiest_s: [C] for some rank of the choice, its busiest owner.
         least_s: [C] for every rank.
+        share_s: [C] where every rank has a piece, and those may be uneven: what an owner
+            of all rows takes more than one of none, which takes ``least_s``; else 0.
     """
 
     busiest_s: Floats
     least_s: Floats
+    share_s: Floats
+
+    def least_below(self, most_s: float, ranks: int) -> Floats:
+        """[C] ``least_s`` of plans in which each choice puts ``most_s`` on a rank at most.
+
+        That limits every owner's share, so the others leave some to each.
+        """
+        room = np.clip(most_s - self.least_s, 0, self.share_s)
+        most = np.divide(room, self.share_s, out=np.ones_like(room), where=self.share_s > 0)
+        return np.asarray(self.least_s + self.share_s * np.maximum(1 - (ranks - 1) * most, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,37 +112,34 @@ def _common_s(loads: ChoiceLoads, cluster: Cluster) -> float:
     return float(loads.common[0] / cluster.speeds.max() + loads.common[1])
 
 
-def _sent(loads: ChoiceLoads, cluster: Cluster) -> tuple[float, float]:
-    """Busiest and least seconds where only sent bytes count; others send nothing."""
+def _sent(loads: ChoiceLoads, cluster: Cluster) -> tuple[float, float, float]:
+    """The numbers of a view where only sent bytes count; who owns nothing sends nothing."""
     common_s, everywhere = _common_s(loads, cluster), loads.choice.owners == cluster.world_size
     if not loads.choice.parts:
-        return common_s, common_s
+        return common_s, common_s, 0.0
     local, rates = cluster.local_sizes, cluster.rates
     to_others = (local - 1) / rates.intra_host.bytes_per_s
     to_others = to_others + (cluster.world_size - local) / rates.inter_host.bytes_per_s
     work_s = loads.memory_s / cluster.speeds.max() + loads.volumes.sum(axis=0) * to_others.min()
-    least_s = loads.shard_s if everywhere else 0.0
-    if everywhere and not loads.uneven:
-        least_s += float(work_s.min())
     # Of uneven pieces the largest is no smaller than the mean, and others may be empty.
-    return common_s + loads.shard_s + float(work_s.max()), common_s + least_s
+    busiest_s = common_s + loads.shard_s + float(work_s.max())
+    if not everywhere:
+        return busiest_s, common_s, 0.0
+    empty_s = common_s + loads.shard_s
+    if loads.uneven:
+        return busiest_s, empty_s, float(work_s @ loads.times)
+    return busiest_s, empty_s + float(work_s.min()), 0.0
 
 
-def _received(loads: ChoiceLoads, cluster: Cluster) -> tuple[float, float]:
-    """Busiest and least seconds where only received bytes count: all but the rank's own."""
+def _received(loads: ChoiceLoads, cluster: Cluster) -> tuple[float, float, float]:
+    """The numbers of a view where only received bytes count: all but the rank's own."""
     common_s, everywhere = _common_s(loads, cluster), loads.choice.owners == cluster.world_size
     if not loads.choice.parts:
-        return common_s, common_s
+        return common_s, common_s, 0.0
+    if loads.uneven:
+        return _received_uneven(loads, cluster)
     total = loads.volumes @ loads.times  # [3]
     memory_s = loads.memory_s / cluster.speeds.max()
-    if loads.uneven:
-        # An owner of share w works w of it all, and receives 1 - w: least at an end.
-        best = _best_link(cluster)
-        pieces = float(loads.times.sum())
-        ends = np.array([1 / pieces, 1.0])
-        links_s, work_s = float(total.sum()) / best, float(memory_s[0]) * pieces
-        busiest_s = loads.shard_s + float((ends * work_s + (1 - ends) * links_s).min())
-        return common_s + busiest_s, common_s + min(work_s, links_s) + loads.shard_s * everywhere
     near = _largest(loads, int(cluster.local_sizes.max()) - 1)
     owner_s = (
         memory_s
@@ -144,7 +153,20 @@ def _received(loads: ChoiceLoads, cluster: Cluster) -> tuple[float, float]:
     if not everywhere:
         other_s = sum(_link_seconds(total[phase], near[phase], cluster) for phase in range(3))
         least_s = min(least_s, float(other_s))
-    return common_s + busiest_s, common_s + least_s
+    return common_s + busiest_s, common_s + least_s, 0.0
+
+
+def _received_uneven(loads: ChoiceLoads, cluster: Cluster) -> tuple[float, float, float]:
+    """An owner of share w works w of it all, and receives 1 - w."""
+    common_s, everywhere = _common_s(loads, cluster), loads.choice.owners == cluster.world_size
+    pieces = float(loads.times.sum())
+    work_s = float(loads.memory_s @ loads.times) / cluster.speeds.max()
+    links_s = float((loads.volumes @ loads.times).sum()) / _best_link(cluster)
+    # The busiest has a mean share or more, and is least busy with just that, or with all.
+    ends = np.array([1 / pieces, 1.0])
+    busiest_s = common_s + loads.shard_s + float((ends * work_s + (1 - ends) * links_s).min())
+    least_s = common_s + min(work_s, links_s) + loads.shard_s * everywhere
+    return busiest_s, least_s, max(work_s - links_s, 0.0) * everywhere
 
 
 def _largest(loads: ChoiceLoads, count: int) -> Floats:
