@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrec_oper.cli.main import main
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner import (
     Cluster,
@@ -129,10 +130,14 @@ def test_each_table_is_kept_for_itself() -> None:
     plan = over_all_ranks(plan, profile)
     found = refine(plan, profile)
     assert [table.key for table in found.tables] == ["t0", "t1", "t2"]
-    assert [table.kept for table in found.tables] == [True, False, True]
+    kept = [table.kept for table in found.tables]
+    assert kept[0] and kept[2]  # of the other, chance decides
     moved = [a is not b for a, b in zip(plan.placements, found.plan.placements, strict=True)]
-    assert moved == [True, False, True]
-    assert found.after_s < 0.97 * found.before_s
+    assert moved == kept
+    saved = [1 - table.sums_after / table.sums_before for table in found.tables]
+    assert min(saved[0], saved[2]) > 0.5
+    assert abs(saved[1]) < 0.05
+    assert found.after_s < found.before_s
 
 
 def test_tables_on_other_ranks_win_together_or_not_at_all() -> None:
@@ -309,6 +314,33 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mtkahypar", None)
     with pytest.raises(PlanError, match=r'pip install "torchrec-oper\[graph\]"'):
         refine(plan, profile)
+
+
+def test_the_command_refines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, profile = planned(communities())
+    profile.save(tmp_path / "a.profile")
+    replace(profile, trace=None).save(tmp_path / "untraced.profile")
+    ranks = ["--ranks", "4", "--memory-gib", "1", "--dim", "16", "--optimizer-bytes", "4"]
+    ranks += ["--batch-size", "16", "--exchanges", "partial", "--no-hot-rows"]
+
+    def oper(name: str, *more: str) -> int:
+        output = str(tmp_path / "a.plan")
+        return main(["plan", "--profile", str(tmp_path / name), *ranks, "-o", output, *more])
+
+    assert oper("a.profile", "--refine") == 0
+    assert "refinement by co-access: 1 table of 1 kept" in capsys.readouterr().out
+    refined = Plan.load(tmp_path / "a.plan")
+    assert oper("a.profile") == 0
+    assert Plan.load(tmp_path / "a.plan") != refined
+    assert oper("untraced.profile", "--refine") == 2
+    assert "needs the profile's trace" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "mtkahypar", None)
+    assert oper("a.profile", "--refine") == 2
+    assert "torchrec-oper[graph]" in capsys.readouterr().err
+    assert main(["plan", "--refine", "--preset", "8xH100", "-o", str(tmp_path / "b")]) == 2
+    assert "--refine needs --profile" in capsys.readouterr().err
 
 
 def test_the_report_reads_without_a_saving() -> None:

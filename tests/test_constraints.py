@@ -51,8 +51,17 @@ def test_two_exchanges_for_one_table() -> None:
     assert found.bound_s >= free.bound_s * (1 - 1e-3)
 
 
-@pytest.mark.parametrize("exchanges", [EXCHANGES, ("rows",), ("partial",), ("direct",)])
-@pytest.mark.parametrize("away", [(0,), (0, 2), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("exchanges", "away"),
+    [
+        (EXCHANGES, (0,)),
+        (("rows",), (0,)),
+        (("partial",), (0, 2)),
+        (("direct",), (0, 2)),
+        (("rows",), (1, 2, 3)),
+        (("partial",), (1, 2, 3)),
+    ],
+)
 def test_ranks_that_own_nothing_of_a_table(exchanges, away) -> None:
     allowed = {"long": exchanges, "short": exchanges}
     if away == (1, 2, 3):  # on one rank partial is whole

@@ -239,8 +239,9 @@ class TestExtremes:
         found = checked(case)
         assert found.decisions[0].owners.size == 4
 
-    @pytest.mark.parametrize("objective", ["train", "infer"])
-    @pytest.mark.parametrize("overhead_s", [0.0, 1e-6])
+    @pytest.mark.parametrize(
+        ("objective", "overhead_s"), [("train", 0.0), ("infer", 0.0), ("train", 1e-6)]
+    )
     def test_no_lookups_of_a_table_or_of_any(self, objective, overhead_s) -> None:
         idle = table_demand("idle", lookups=0.0, lengths={20.0: 1.0})
         hosts = (0, 0, 1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,9 @@ from planner_cases import Case, RandomPlans, cases, cluster, problem_of, table_d
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.candidates import FIXED, PHASES, WORK
-from torchrec_oper.planner.judge import verdict
+from torchrec_oper.planner.certificate import Multipliers
+from torchrec_oper.planner.decision import Decision
+from torchrec_oper.planner.judge import expected_cost, verdict
 from torchrec_oper.planner.linear_program import Entries, linear_program, solve
 from torchrec_oper.planner.rank_classes import rank_classes
 from torchrec_oper.planner.relaxation import proven_s, relax
@@ -139,6 +143,57 @@ def test_the_mean_of_two_ranks_on_paper() -> None:
     assert owner_s > mean_s
     assert found.value_s == pytest.approx(owner_s, rel=1e-7)
     assert found.multipliers.owners[0] == pytest.approx(1)
+
+
+def test_a_heavy_row_may_be_with_fast_ranks_and_the_rest_where_there_is_room() -> None:
+    # Rank 0 is fast but has no room for the 20,000 cold rows, rank 1 has room. In 2 parts,
+    # the hot row, which nearly all lookups ask for, goes to rank 0 and the rest to rank 1:
+    # work and bytes of one table part ways, though both are shared out over all ranks.
+    table = table_demand(rows=20_001, dim=64, lookups=1000.0)
+    table = replace(
+        table,
+        block_rows=np.array([1.0, 20_000.0]),
+        block_chances=np.array([0.95, 0.05 / 20_000]),
+        listed_rows=1,
+    )
+    ranks = cluster(0, 0, memory_bytes=(400_000, 10**8), speeds=(4.0, 0.05))
+    problem = problem_of(Case((table,), ranks))
+    (candidates,), (summary,) = problem.candidates, problem.summaries
+    shapes = zip(candidates.exchange, candidates.parts, candidates.hot_rows, strict=True)
+    only = np.array([shape == ("partial", 2, 0) for shape in shapes])
+    assert only.sum() == 1
+    found = relax([summary], [only], ranks, problem.classes, lend=True)
+    made = Decision("partial", 0, np.array([[0, 1]]))
+    judged = expected_cost([made], [table], ranks, "train")
+    assert judged.feasible
+    cost_s = judged.cost_s - problem.latency_s(exchanged=True, replicas=False)
+    assert found is not None and found.value_s > cost_s * 1.05  # the program leaves this out
+    proven = proven_s([summary], [only], ranks, problem.classes, found.multipliers)
+    assert proven <= cost_s
+
+
+def test_empty_parts_cost_their_owners_but_hold_no_rows() -> None:
+    # All rows on rank 0, and an empty part, which has its overhead, on rank 1.
+    table = table_demand(rows=900, lookups=100.0)
+    ranks = cluster(0, 0, memory_bytes=(10**6, 20_000), overhead_s=1e-3)
+    problem = problem_of(Case((table,), ranks))
+    (candidates,), (summary,) = problem.candidates, problem.summaries
+    shapes = zip(candidates.exchange, candidates.parts, candidates.hot_rows, strict=True)
+    only = np.array([shape == ("rows", 2, 0) for shape in shapes])
+    assert only.sum() == 1
+    made = Decision("rows", 0, np.array([[0, 1]]), np.array([1.0, 0.0]))
+    judged = expected_cost([made], [table], ranks, "train")
+    assert judged.feasible
+    cost_s = judged.cost_s - problem.latency_s(exchanged=True, replicas=False)
+    price = 1.0 / 10**6
+    for weight in (0.0, 0.3, 0.7, 1.0):
+        multipliers = Multipliers(
+            cost=np.array([weight, 1 - weight]),
+            sent_share=np.ones((2, 3, 2)),
+            memory=np.array([0.0, price]),
+            owners=np.zeros(1),
+        )
+        assert proven_s([summary], [only], ranks, problem.classes, multipliers) <= cost_s
 
 
 def test_undominated() -> None:

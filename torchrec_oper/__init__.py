@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchrec_oper.planner import Cluster, Constraints, Plan, RowMap
     from torchrec_oper.planner.adapter import OperPlanner, sharding_plan
     from torchrec_oper.profile import AccessProfile
+    from torchrec_oper.profile.callback import ProfileCallback
     from torchrec_oper.sharder import OperSharder
     from torchrec_oper.table import TableSpec
 
@@ -26,6 +27,7 @@ __all__ = [
     "OperPlanner",
     "OperSharder",
     "Plan",
+    "ProfileCallback",
     "RowMap",
     "TableSpec",
     "__version__",
@@ -41,6 +43,7 @@ _HOMES = {
     "OperPlanner": "torchrec_oper.planner.adapter",
     "OperSharder": "torchrec_oper.sharder",
     "Plan": "torchrec_oper.planner",
+    "ProfileCallback": "torchrec_oper.profile.callback",
     "RowMap": "torchrec_oper.planner",
     "TableSpec": "torchrec_oper.table",
     "sharding_plan": "torchrec_oper.planner.adapter",

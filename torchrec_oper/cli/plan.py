@@ -13,6 +13,7 @@ from torchrec_oper.cli.table_file import read_tables
 
 if TYPE_CHECKING:  # numpy and what else takes long to import waits until `run`
     from torchrec_oper.planner.cluster import Cluster
+    from torchrec_oper.planner.plan import Plan
     from torchrec_oper.planner.space import SearchSpace
     from torchrec_oper.profile import AccessProfile
     from torchrec_oper.table import TableSpec
@@ -29,6 +30,7 @@ examples:
   oper plan --profile day0.profile --dim 64 --dim user=128 --preset 8xH100 --hosts 4 \\
       --batch-size 4096 --optimizer-bytes 4 -o day0.plan --picture day0.png
   oper plan --tables tables.json --ranks 4 --memory-gib 16 --objective infer
+  oper plan --profile day0.profile --dim 64 --cluster cluster.json --refine
 """
 
 
@@ -122,6 +124,12 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         help="no table has some rows on every rank beside others",
     )
     group.add_argument(
+        "--refine",
+        action="store_true",
+        help="afterwards bring rows that bags name together to one owner, where replay of samples"
+        " of the profile that this didn't see takes less; needs the extra torchrec-oper[graph]",
+    )
+    group.add_argument(
         "--seed", metavar="N", type=int, default=0, help="of the search (default: 0)"
     )
 
@@ -150,6 +158,8 @@ def run(arguments: argparse.Namespace) -> None:
         check_writable(picture, inputs=[*inputs, output])
     cluster = _cluster(arguments)
     profile = AccessProfile.load(arguments.profile) if arguments.profile else None
+    if arguments.refine:
+        _check_refine(profile)
     tables = _tables(arguments, profile)
     request = Request(
         cluster,
@@ -161,8 +171,11 @@ def run(arguments: argparse.Namespace) -> None:
     )
     with elapsed_shown(f"placing {len(tables):,} tables on {cluster.world_size:,} ranks"):
         plan = make_plan([(arguments.module, table) for table in tables], request)
+    report = plan.report()
+    if arguments.refine and profile is not None:
+        plan, report = _refined(plan, profile, seed=arguments.seed)
     plan.save(output)
-    print(plan.report())
+    print(report)
     print(f"\nwritten to {output}")
     if picture is not None:
         save_picture(plan, picture)
@@ -170,6 +183,23 @@ def run(arguments: argparse.Namespace) -> None:
     if output.is_file():
         with_profile = f" --profile {arguments.profile}" if profile else ""
         print(f"next: oper explain {output}{with_profile}")
+
+
+def _check_refine(profile: AccessProfile | None) -> None:
+    from torchrec_oper.errors import PlanError
+    from torchrec_oper.planner.coaccess import check_refinable
+
+    if profile is None:
+        raise PlanError("--refine needs --profile, whose trace tells which rows go together")
+    check_refinable(profile)
+
+
+def _refined(plan: Plan, profile: AccessProfile, *, seed: int) -> tuple[Plan, str]:
+    """The plan after refinement by co-access, and the report of both."""
+    from torchrec_oper.planner.coaccess import refine
+
+    refined = refine(plan, profile, seed=seed, progress=True)
+    return refined.plan, f"{refined.plan.report()}\n\n{refined.report()}"
 
 
 def _tables(arguments: argparse.Namespace, profile: AccessProfile | None) -> list[TableSpec]:

@@ -105,7 +105,7 @@ def make_plan(tables: Sequence[tuple[str, TableSpec]], request: Request) -> Plan
 def _optimum(demands: Sequence[TableDemand], request: Request, spare: float) -> Outcome:
     """The search's outcome with a part of the memory left alone."""
     ranks = tuple(
-        replace(rank, memory_bytes=max(1, int(rank.memory_bytes * (1 - spare))))
+        replace(rank, memory_bytes=rank.memory_bytes - int(rank.memory_bytes * spare))
         for rank in request.cluster.ranks
     )
     return optimize(

@@ -1,5 +1,5 @@
 """Refinement by co-access: rows that bags name together go to one owner, where that helps."""
 
-from torchrec_oper.planner.coaccess.refine import Refined, RefinedTable, refine
+from torchrec_oper.planner.coaccess.refine import Refined, RefinedTable, check_refinable, refine
 
-__all__ = ["Refined", "RefinedTable", "refine"]
+__all__ = ["Refined", "RefinedTable", "check_refinable", "refine"]

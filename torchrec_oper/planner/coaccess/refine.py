@@ -65,7 +65,8 @@ class Refined:
             replay finds.
         tables: the tables that were tried, in the order of the plan.
         before_s: replayed seconds of a step of the plan that was given.
-        after_s: of ``plan``.
+        after_s: of ``plan``. Among tables that gain nothing, some are kept by luck with
+            the judging half: gains near 0 may not last.
         steps: how many steps were replayed.
         batch_size: samples of a rank in each: the plan's, or fewer where the judging half
             of the trace is too small for one step of so many.
@@ -140,11 +141,11 @@ def refine(
         PlanError: Mt-KaHyPar isn't installed; the plan is for another profile; there is no
             trace, or its judging half has no sample for each rank.
     """
-    mt_kahypar()
+    planning, judging = check_refinable(profile)
     whole_number(seed, "seed", error=PlanError)
     if not 0 <= imbalance < math.inf:
         raise PlanError(f"imbalance must be a share of 0 or more, found {imbalance}")
-    planning, judging = _halves(plan, profile)
+    _check_made_for(plan, profile)
     batch_size, steps = _steps(judging, plan)
     bags = planning.bags()
     bench = _Bench(plan, steps)
@@ -168,20 +169,28 @@ def refine(
     return Refined(refined, tuple(tried), first.cost_s, last.cost_s, len(steps), batch_size)
 
 
-def _halves(plan: Plan, profile: AccessProfile) -> tuple[SampleSet, SampleSet]:
-    """The planning and the judging half of the trace."""
-    if plan.workload.profile_hash != profile.content_hash:
-        made_for = plan.workload.profile_hash
-        raise PlanError(
-            f"the plan was made {f'for profile {made_for[:12]}' if made_for else 'without one'},"
-            f" this is profile {profile.content_hash[:12]}; refine a plan by its own profile"
-        )
+def check_refinable(profile: AccessProfile) -> tuple[SampleSet, SampleSet]:
+    """The planning and the judging half of the trace; found missing before long work.
+
+    Raises:
+        PlanError: Mt-KaHyPar isn't installed, or the profile has no trace.
+    """
+    mt_kahypar()
     if profile.trace is None:
         raise PlanError(
             "refinement by co-access needs the profile's trace, samples as they are, and it has"
             " none; profile the input again with trace_ids above 0"
         )
     return profile.trace.planning, profile.trace.judging
+
+
+def _check_made_for(plan: Plan, profile: AccessProfile) -> None:
+    made_for = plan.workload.profile_hash
+    if made_for != profile.content_hash:
+        raise PlanError(
+            f"the plan was made {f'for profile {made_for[:12]}' if made_for else 'without one'},"
+            f" this is profile {profile.content_hash[:12]}; refine a plan by its own profile"
+        )
 
 
 def _steps(judging: SampleSet, plan: Plan) -> tuple[int, list[list[Batch]]]:
