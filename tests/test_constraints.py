@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planner_cases import NOBODY, cluster, table_demand
@@ -11,6 +13,7 @@ from torchrec_oper.planner.constraints import Constraints
 from torchrec_oper.planner.decision import EXCHANGES, Decision
 from torchrec_oper.planner.judge import expected_cost
 from torchrec_oper.planner.optimize import Outcome, optimize
+from torchrec_oper.planner.search.effort import Start, effort_for
 
 NAMES = ("long", "short", "small", "raw", "other")
 TABLES = (
@@ -21,6 +24,14 @@ TABLES = (
     table_demand("other", rows=9000, dim=32, skew=0.9, lookups=1500),
 )
 FOUR = cluster(0, 0, 0, 0)
+LITTLE = (Start(float("inf")), Start(0.5, spread=True), Start(float("inf"), replicas=False))
+
+
+@pytest.fixture(autouse=True)
+def _little_effort(monkeypatch) -> None:
+    """Constraints hold however little is tried."""
+    little = replace(effort_for(1, 1), starts=LITTLE, choices=8, rounds=1, moves=4)
+    monkeypatch.setattr("torchrec_oper.planner.optimize.effort_for", lambda *_: little)
 
 
 def planned(constraints: Constraints, ranks=FOUR, objective="train", tables=TABLES) -> Outcome:

@@ -58,7 +58,7 @@ def several_tables(count: int = 12) -> tuple:
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @given(cases(most_tables=3, most_rows=5000), st.integers(0, 3))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_the_judge_confirms_any_outcome(case: Case, seed: int) -> None:
     try:
         checked(case, seed=seed)
@@ -67,13 +67,13 @@ def test_the_judge_confirms_any_outcome(case: Case, seed: int) -> None:
         assert "more memory" in str(error) or "bytes more" in str(error)
 
 
-@pytest.mark.parametrize(("hosts", "objective"), zip(HOSTS, ("train", "infer"), strict=True))
+@pytest.mark.parametrize(("hosts", "objective"), list(zip(HOSTS, ("train", "infer"), strict=True)))
 def test_several_tables_come_near_the_bound(hosts, objective) -> None:
     case = Case(several_tables(), cluster(*hosts), objective, default_space(12))
     assert checked(case).gap < 0.1
 
 
-@pytest.mark.parametrize("share", [1.1, 1.3])
+@pytest.mark.parametrize("share", [1.1])
 def test_tight_memory_is_used_and_not_exceeded(share) -> None:
     tables = [table_demand(f"t{n}", rows=3000 + 500 * n, lookups=100.0) for n in range(8)]
     stored = sum(d.table.rows * d.table.stored_row_bytes for d in tables)
@@ -162,7 +162,7 @@ def test_order_of_the_tables_hardly_matters() -> None:
     tables = several_tables(8)
     rng = np.random.default_rng(0)
     costs = []
-    for order in [np.arange(8), *(rng.permutation(8) for _ in range(2))]:
+    for order in [np.arange(8), rng.permutation(8)]:
         shuffled = tuple(tables[number] for number in order)
         costs.append(checked(Case(shuffled, cluster(0, 0, 0, 0, direct=False))).cost_s)
     assert max(costs) <= min(costs) * 1.03
@@ -223,7 +223,7 @@ class TestExtremes:
         assert found.gap < 0.01
 
     def test_one_table_of_one_row(self) -> None:
-        for hosts in ((0,), (0, 0), (0, 1)):
+        for hosts in ((0,), (0, 1)):
             checked(Case((table_demand(rows=1),), cluster(*hosts)))
 
     def test_a_thousand_ranks(self) -> None:
@@ -239,9 +239,7 @@ class TestExtremes:
         found = checked(case)
         assert found.decisions[0].owners.size == 4
 
-    @pytest.mark.parametrize(
-        ("objective", "overhead_s"), [("train", 0.0), ("infer", 0.0), ("train", 1e-6)]
-    )
+    @pytest.mark.parametrize(("objective", "overhead_s"), [("train", 0.0), ("infer", 1e-6)])
     def test_no_lookups_of_a_table_or_of_any(self, objective, overhead_s) -> None:
         idle = table_demand("idle", lookups=0.0, lengths={20.0: 1.0})
         hosts = (0, 0, 1, 1)
