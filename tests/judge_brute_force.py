@@ -28,7 +28,7 @@ def all_decisions(demand, space, cluster):
 
 def _uneven(made, demand):
     """The same with weights, where a row has no part of its own."""
-    linear = made.exchange in ("rows", "direct") or demand.bag_lengths.max() == 1
+    linear = made.exchange == "rows" or demand.bag_lengths.max() == 1
     parts = made.parts
     hottest = demand.block_chances[np.cumsum(demand.block_rows) > made.hot_rows]
     cold = (demand.block_rows @ demand.block_chances) if not made.hot_rows else None

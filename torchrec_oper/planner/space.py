@@ -25,8 +25,8 @@ class SearchSpace:
     * ``partial`` and ``whole`` take any of these grids without a hot cut, and with one 1
       part or as many as there are ranks. ``rows`` takes column slices or row parts,
       ``direct`` row parts, and both with a hot cut one part for each rank.
-    * ``rows``, ``direct``, and ``partial`` where every bag has one id, may deal the parts
-      of one column unevenly.
+    * ``rows`` may deal the parts of one column unevenly, and so may the others where every
+      bag has one id, and ``direct`` where no gradient of a bag travels.
 
     Args:
         exchanges: those that may be used; ``direct`` also needs ranks that share memory.

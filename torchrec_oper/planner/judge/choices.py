@@ -164,7 +164,7 @@ def _loads(work: TableWork, demand: TableDemand, choice: Choice, split: RowSplit
         volumes=np.stack([pieces.ids, pieces.forward, pieces.backward]),
         held_bytes=work.stored_bytes(sets.rows, slice_bytes),
         shard_s=work.shard_s,
-        uneven=_may_be_uneven(demand, choice, has_heavy=len(times) > 1),
+        uneven=_may_be_uneven(work, demand, choice, has_heavy=len(times) > 1),
     )
 
 
@@ -180,8 +180,13 @@ def _hot(work: TableWork, demand: TableDemand, split: RowSplit) -> Floats:
     return np.array([memory_s[0], allreduce_s + work.shard_s, held_bytes[0]])
 
 
-def _may_be_uneven(demand: TableDemand, choice: Choice, *, has_heavy: bool) -> bool:
+def _may_be_uneven(
+    work: TableWork, demand: TableDemand, choice: Choice, *, has_heavy: bool
+) -> bool:
+    """Whether parts may have any share of the rows: where what they ask is in proportion."""
     if choice.columns > 1 or choice.parts == 1 or has_heavy:
         return False
     one_id_bags = bool((demand.bag_lengths[demand.bag_shares > 0] == 1).all())
-    return choice.exchange in ("rows", "direct") or one_id_bags
+    # A bag's gradient goes once to each owner that it hits, so bags of several ids don't scale.
+    by_lookup = demand.table.pooling == "none" or not work.train
+    return choice.exchange == "rows" or one_id_bags or (choice.exchange == "direct" and by_lookup)
