@@ -51,9 +51,9 @@ def effort_for(tables: int, world_size: int) -> Effort:
     size = tables * world_size
     starts: tuple[Start, ...]
     if size <= 4_000:
-        light = (Start(ANY), Start(0.85), Start(0.7), Start(0.5), Start(0.3))
+        light = (Start(ANY), Start(0.7), Start(0.4))
         starts = (*light, Start(ANY, spread=True), Start(ANY, replicas=False))
-        return Effort(24, starts, FULL, rounds=8, moves=24)
+        return Effort(20, starts, FULL, rounds=6, moves=20)
     if size <= 60_000:
         starts = (Start(ANY), Start(0.75), Start(0.6), Start(0.5), Start(ANY, spread=True))
         return Effort(20, starts, FULL, rounds=8, moves=24)
