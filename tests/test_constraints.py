@@ -9,11 +9,16 @@ import pytest
 from planner_cases import NOBODY, cluster, table_demand
 
 from torchrec_oper.errors import PlanError
+from torchrec_oper.planner.cluster import Cluster
 from torchrec_oper.planner.constraints import Constraints
 from torchrec_oper.planner.decision import EXCHANGES, Decision
+from torchrec_oper.planner.explain import plan_demands
 from torchrec_oper.planner.judge import expected_cost
 from torchrec_oper.planner.optimize import Outcome, optimize
+from torchrec_oper.planner.planning import Request, make_plan
 from torchrec_oper.planner.search.effort import Start, effort_for
+from torchrec_oper.planner.verify import verify_plan
+from torchrec_oper.table import TableSpec
 
 NAMES = ("long", "short", "small", "raw", "other")
 TABLES = (
@@ -176,7 +181,7 @@ def test_the_rest_is_levelled_around_a_fixed_table() -> None:
         ({"together": (("lang", "long"),)}, "names table lang"),
         ({"fixed": {"lang": FIXED["slices"]}}, "names table lang"),
         ({"not_on": {"long": [0, 4]}}, "table long: there is no rank 4, only 0 to 3"),
-        ({"not_on": {"long": [-1]}}, "table long: there is no rank -1"),
+        ({"not_on": {"long": [-1]}}, "table long: a rank of not_on must be an integer of 0"),
         ({"not_on": {"long": [0, 1, 2, 3]}}, "table long may lie on no rank at all"),
         (
             {"fixed": {"long": Decision("whole", 0, np.array([[4]]))}},
@@ -231,3 +236,58 @@ def test_uneven_parts_of_long_bags_cannot_be_fixed() -> None:
     uneven = Decision("partial", 0, np.array([[0, 1]]), np.array([0.5, 0.5]))
     with pytest.raises(PlanError, match="table long is fixed as partial with weights.* leave"):
         optimize(TABLES, FOUR, constraints=Constraints(fixed={"long": uneven}))
+
+
+def test_tables_kept_together_may_differ_in_rows_where_all_are_replicated() -> None:
+    tables = [
+        ("", TableSpec("a", rows=1000, dim=16, features=("a",))),
+        ("", TableSpec("b", rows=50, dim=16, features=("b",))),
+    ]
+    constraints = Constraints(together=(("b", "a"),), exchanges={"a": ("replicated",)})
+    cluster = Cluster.uniform(4, memory_bytes=2**22)
+    plan = make_plan(tables, Request(cluster, constraints=constraints))
+    assert [p.decision.hot_rows for p in plan.placements] == [1000, 50]
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        Constraints(exchanges={"a": ("whole",)}),
+        Constraints(together=(("a", "b"),)),
+        Constraints(not_on={"b": (0, 1)}),
+        Constraints(fixed={"a": Decision("partial", 0, np.array([[3, 1]]))}),
+    ],
+)
+def test_the_bound_of_a_constrained_plan_can_be_checked(constraints: Constraints) -> None:
+    tables = [
+        ("", TableSpec("a", rows=1000, dim=16, features=("a",))),
+        ("", TableSpec("b", rows=50, dim=16, features=("b",))),
+    ]
+    plan = make_plan(
+        tables, Request(Cluster.uniform(4, memory_bytes=2**22), constraints=constraints)
+    )
+    checks = verify_plan(plan, plan_demands(plan, None), None)
+    assert [check.trouble for check in checks] == [()] * len(checks)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"exchanges": {"a": "whole"}}, "table a: exchanges must be a list of values"),
+        ({"not_on": {"a": 0}}, "table a: not_on must be a list of values, found 0"),
+        ({"not_on": {"a": [0.5]}}, "a rank of not_on must be an integer"),
+        ({"together": ("ab",)}, "together must hold tuples of table names, found 'ab'"),
+        ({"fixed": {"a": "whole"}}, "table a: fixed must be a Decision, found 'whole'"),
+        (
+            {"fixed": {"a": Decision("partial", 0, [[0, 1]])}, "not_on": {"a": [0]}},
+            "table a is fixed on rank 0, on which it may not lie",
+        ),
+        (
+            {"fixed": {"a": Decision("partial", 0, [[0, 1]])}, "exchanges": {"a": ["whole"]}},
+            "table a is fixed with exchange partial, but may use only whole",
+        ),
+    ],
+)
+def test_values_that_cannot_hold_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Constraints(**fields)

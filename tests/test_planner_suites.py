@@ -123,7 +123,7 @@ def test_wrong_input_is_refused(data):
     with pytest.raises(ArchiveError, match="holds a list, wanted a dict"):
         load_suites(data)
     file.unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(PlanError):
         load_suites(data)
 
 

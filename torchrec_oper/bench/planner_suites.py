@@ -150,6 +150,11 @@ def load_suites(data: Path, *, names: Sequence[str] = (), quick: bool = False) -
 def _read_json(path: Path, kind: type) -> Any:
     try:
         found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise PlanError(
+            f"there is no {path}, from which the suites' tables are read; name the folder that"
+            " has it with --data DIR"
+        ) from error
     except ValueError as error:
         raise ArchiveError(f"{path} isn't JSON ({error}); fetch it again") from error
     if not isinstance(found, kind):

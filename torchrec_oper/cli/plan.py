@@ -124,6 +124,11 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         help="no table has some rows on every rank beside others",
     )
     group.add_argument(
+        "--runnable",
+        action="store_true",
+        help="only what OperSharder runs today: partial and whole tables in one piece",
+    )
+    group.add_argument(
         "--refine",
         action="store_true",
         help="afterwards bring rows that bags name together to one owner, where replay of samples"
@@ -176,6 +181,7 @@ def run(arguments: argparse.Namespace) -> None:
         plan, report = _refined(plan, profile, seed=arguments.seed)
     plan.save(output)
     print(report)
+    _say_whether_runnable(plan)
     print(f"\nwritten to {output}")
     if picture is not None:
         save_picture(plan, picture)
@@ -281,13 +287,31 @@ def _space(arguments: argparse.Namespace, tables: int) -> SearchSpace | None:
     """The search space where the arguments limit it."""
     from dataclasses import replace
 
+    from torchrec_oper.errors import PlanError
     from torchrec_oper.planner.optimize import default_space
+    from torchrec_oper.planner.runnable import RUNNABLE
 
+    if arguments.runnable:
+        if arguments.exchanges is not None:
+            raise PlanError("--runnable says which exchanges may be used; leave out --exchanges")
+        return RUNNABLE
     space = default_space(tables)
     if arguments.exchanges is not None:
         names = tuple(name.strip() for name in arguments.exchanges.split(","))
         space = replace(space, exchanges=names)
     return replace(space, hot_rows=False) if arguments.no_hot_rows else space
+
+
+def _say_whether_runnable(plan: Plan) -> None:
+    """Say what keeps the run-time of today from running the plan, if anything does."""
+    from torchrec_oper.errors import PlanError
+    from torchrec_oper.planner.runnable import check_runnable
+
+    try:
+        check_runnable(plan.placements)
+    except PlanError as error:
+        why = str(error).partition(". It runs")[0]
+        print(f"note: {why}; --runnable plans with what it runs")
 
 
 def _dim(text: str) -> tuple[str, int]:

@@ -160,7 +160,10 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"\nwritten to {output}")
         return
     print(f"\nwritten to {output} ({os.path.getsize(output):,} bytes)")
-    print(f"next: plan with it, OperPlanner(profile=AccessProfile.load({str(output)!r}), ...)")
+    print(
+        f"next: oper plan --profile {output} --dim D ..., or in Python"
+        f" OperPlanner(AccessProfile.load({str(output)!r}))"
+    )
 
 
 def _profiled(arguments: argparse.Namespace) -> AccessProfile:

@@ -218,12 +218,12 @@ def plan_demands(plan: Plan, profile: AccessProfile | None) -> list[TableDemand]
     """
     specs = [placement.table for placement in plan.placements]
     wanted, found = plan.workload.profile_hash, profile.content_hash if profile else None
-    if profile is not None:
-        profile.check_fits(specs)
     if wanted != found:
         with_one = f"with profile {wanted[:12]}" if wanted else "without a profile"
         given = f"the one given is {found[:12]}" if found else "none is given"
         raise PlanError(f"the plan was made {with_one}, but {given}; use what it was made with")
+    if profile is not None:
+        profile.check_fits(specs)
     return table_demands(specs, profile, plan.workload)
 
 

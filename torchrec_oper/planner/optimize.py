@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchrec_oper.errors import PlanError
 from torchrec_oper.planner.bound import Problem, certified_bound
@@ -27,7 +27,7 @@ class Outcome:
     Args:
         decisions: how each table is placed, in the order of the demands.
         cost_s: predicted seconds of the slowest rank in a step.
-        certificate: the proof of ``bound_s``.
+        certificate: the proof of ``bound_s``, which holds with constraints or without.
         space: what the search could choose from, and the bound is for.
     """
 
@@ -85,12 +85,24 @@ def optimize(
         effort_for(len(made), cluster.world_size),
         seed,
     )
+    if constraints != Constraints():
+        # The bound is of all plans, so that it can be checked without the constraints.
+        free = units(demands, cluster, objective, space, Constraints())
+        problem = _problem(free, demands, cluster, objective)
     certificate = certified_bound(problem, found.cost_s)
     decisions: dict[int, Decision] = {}
     for unit, decision in zip(made, found.decisions, strict=True):
-        decisions |= dict.fromkeys(unit.tables, unit.fixed or decision)
+        for number in unit.tables:
+            decisions[number] = unit.fixed or _for_table(decision, demands[number])
     ordered = tuple(decisions[number] for number in range(len(demands)))
     return Outcome(ordered, found.cost_s, certificate, space)
+
+
+def _for_table(decision: Decision, demand: TableDemand) -> Decision:
+    """A unit's decision for one of its tables, which may have other rows to replicate."""
+    if decision.exchange != "replicated":
+        return decision
+    return replace(decision, hot_rows=demand.table.rows)
 
 
 def default_space(tables: int) -> SearchSpace:

@@ -21,7 +21,7 @@ from torchrec_oper.planner.plan import Plan, Workload
 from torchrec_oper.planner.row_map import Ints, RowMap
 from torchrec_oper.planner.space import SearchSpace
 from torchrec_oper.profile import AccessProfile, TableAccess
-from torchrec_oper.table import TableSpec, whole_number
+from torchrec_oper.table import TableSpec, check_unique_names, whole_number
 
 DEFAULT_BATCH_SIZE = 512  # TorchRec's planner assumes the same
 
@@ -39,6 +39,9 @@ class Request:
         constraints: limits on single tables.
         pooling_factors: ids of a bag by table name, where there is no profile; by default 1.
         seed: of the search, and of the order of rows that are used alike.
+
+    Raises:
+        PlanError: for a value of another kind, a batch size below 1, or a seed below 0.
     """
 
     cluster: Cluster
@@ -49,6 +52,20 @@ class Request:
     constraints: Constraints = field(default_factory=Constraints)
     pooling_factors: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        kinds: tuple[tuple[str, object, type], ...] = (
+            ("cluster", self.cluster, Cluster),
+            ("profile", self.profile, AccessProfile),
+            ("space", self.space, SearchSpace),
+            ("constraints", self.constraints, Constraints),
+        )
+        for name, value, kind in kinds:
+            optional = name in ("profile", "space")
+            if not isinstance(value, kind) and not (optional and value is None):
+                raise PlanError(f"{name} must be a {kind.__name__}, found {value!r}")
+        whole_number(self.batch_size, "batch_size", least=1, error=PlanError)
+        whole_number(self.seed, "seed", error=PlanError)
 
     @property
     def workload(self) -> Workload:
@@ -71,7 +88,7 @@ def make_plan(tables: Sequence[tuple[str, TableSpec]], request: Request) -> Plan
         ProfileError: the profile is of other tables.
     """
     specs = [table for _, table in tables]
-    whole_number(request.batch_size, "batch_size", least=1, error=PlanError)
+    check_unique_names(specs)
     if request.profile is not None:
         request.profile.check_fits(specs)
     check_total_memory(specs, request.cluster, request.objective)

@@ -18,6 +18,7 @@ from torchrec_oper.planner.search.board import Aim, Board, Choices, Ranks
 from torchrec_oper.planner.search.effort import Effort, Start
 from torchrec_oper.planner.search.moves import replace_few, replace_on_ranks, sweep
 from torchrec_oper.planner.search.pour import pour
+from torchrec_oper.planner.search.shift import Laid, shift_pieces
 from torchrec_oper.planner.search.shortlist import one_spread, rounded, shortlists
 from torchrec_oper.planner.summary import Mask, Summary, all_undominated
 
@@ -264,29 +265,38 @@ def _finished(
     for unit in poured:
         owners = board.owners[unit]
         even[unit] = (owners, np.full(len(owners), 1 / len(owners)))
-    for shares in (pour(poured, loads, common, ranks, away), even):
-        plan = None if shares is None else _dealt(problem, board, shares, loads, common)
-        if plan is not None:
-            return plan
-    return None
+    ways = (pour(poured, loads, common, ranks, away), even) if poured else (even,)
+    plans = [
+        _dealt(problem, board, pinned, shares, loads, common)
+        for shares in ways
+        if shares is not None
+    ]
+    fitting = [plan for plan in plans if plan is not None]
+    return min(fitting, key=lambda plan: plan.cost_s, default=None)
 
 
 def _dealt(
     problem: Problem,
     board: Board,
+    pinned: Sequence[Ints | None],
     shares: dict[int, tuple[Ints, Floats]],
     loads: Floats,
     common: Floats,
 ) -> Found | None:
     """The plan with these shares of poured tables, on top of the loads without them."""
-    decisions = []
-    for unit in range(len(board.choices)):
+    laid = []
+    for unit, choices in enumerate(board.choices):
         if unit in shares:
             decision, load = _uneven(problem, board, unit, *shares[unit])
             loads = loads + load
+            pieces = load[:, decision.owners.ravel()]
         else:
             decision = _even_decision(problem, board, unit)
-        decisions.append(decision)
+            place = board.places[unit]
+            pieces = np.empty((6, len(board.owners[unit])))
+            pieces[:, choices.unsorted.get(place, slice(None))] = choices.pieces(place)
+        laid.append(Laid(decision, pieces, pinned[unit] is None, choices.banned))
+    decisions, loads = shift_pieces(laid, loads, common, board.ranks)
     if board.ranks.memory(loads, common).max() > 1 + ROUNDING:
         return None
     replicas = any(decision.hot_rows for decision in decisions)
