@@ -16,7 +16,7 @@ from torchrec_oper.profile.trace import Trace
 from torchrec_oper.table import TableSpec, check_unique_names, whole_number
 
 HEAD_ROWS = 1 << 16
-TRACE_IDS = 1 << 19
+TRACE_IDS = 1 << 18
 
 
 class AccessCollector:
