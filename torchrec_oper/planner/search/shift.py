@@ -50,9 +50,14 @@ def shift_pieces(
         ranks: the cluster.
     """
     owners = [laid.decision.owners.ravel().copy() for laid in tables]
+    owned = np.zeros((len(tables), ranks.size), dtype=np.bool_)
+    for table, (laid, mine) in enumerate(zip(tables, owners, strict=True)):
+        owned[table, mine] = laid.movable
     if 1 < ranks.size <= MOST_RANKS:
         for _ in range(MOVES_PER_RANK * ranks.size):
-            moved = _best_move(tables, owners, loads, common, ranks)
+            slowest = int(ranks.cost_s(loads, common).argmax())
+            there = np.flatnonzero(owned[:, slowest]).tolist()
+            moved = _best_move(tables, owners, there, loads, common, ranks)
             if moved is None:
                 break
             table, piece, to = moved
@@ -61,6 +66,7 @@ def shift_pieces(
             loads[:, owners[table][piece]] -= vector
             loads[:, to] += vector
             loads = np.maximum(loads, 0.0)
+            owned[table, [slowest, to]] = False, True
             owners[table][piece] = to
     decisions = [
         replace(laid.decision, owners=mine.reshape(laid.decision.owners.shape))
@@ -72,18 +78,25 @@ def shift_pieces(
 def _best_move(
     tables: Sequence[Laid],
     owners: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]],
+    there: Sequence[int],
     loads: Floats,
     common: Floats,
     ranks: Ranks,
 ) -> tuple[int, int, int] | None:
-    """Table, piece and new owner that make the slowest rank fastest, if any does."""
+    """Table, piece and new owner that make the slowest rank fastest, if any does.
+
+    Args:
+        tables, owners: all tables, and the owners of their pieces now.
+        there: the tables with a piece on the slowest rank that may move.
+        loads, common, ranks: as in ``shift_pieces``.
+    """
     before = ranks.cost_s(loads, common)
     slowest = int(before.argmax())
     best, found = float(before.max()) * BETTER, None
     full = np.maximum(ranks.memory(loads, common), 1.0)
-    for table, (laid, mine) in enumerate(zip(tables, owners, strict=True)):
-        places = np.flatnonzero(mine == slowest) if laid.movable else ()
-        for piece in places:
+    for table in there:
+        laid, mine = tables[table], owners[table]
+        for piece in np.flatnonzero(mine == slowest):
             free = np.ones(ranks.size, dtype=np.bool_) if laid.banned is None else ~laid.banned
             free[mine] = False
             targets = np.flatnonzero(free)
