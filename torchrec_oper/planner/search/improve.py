@@ -60,12 +60,12 @@ def search(
     Raises:
         PlanError: no plan was found that fits into memory.
     """
-    ranks = Ranks(problem.cluster)
+    ground = _Ground(problem, pinned, banned)
     movable = [unit for unit, owners in enumerate(pinned) if owners is None]
     boards, tight = [], []
     for start in effort.starts:
         for share in MEMORY_SHARES:
-            board = _started(problem, pinned, banned, start, effort, share)
+            board = _started(ground, start, effort, share)
             if board is not None and board.fits():
                 _improve(board, movable, effort.moves, np.random.default_rng(seed), rounds=1)
                 boards.append(board)
@@ -78,7 +78,7 @@ def search(
         _improve(board, movable, effort.moves, rng, rounds=effort.rounds)
     # What fits nowhere in even parts may still fit when it is poured.
     different = _different(problem, boards or tight)
-    ends = [_finished(problem, board, pinned, ranks) for board in different]
+    ends = [_finished(problem, board, pinned, ground.ranks) for board in different]
     found = [plan for plan in ends if plan is not None]
     best = min(found, key=lambda plan: plan.cost_s, default=None)
     replicated_s = replicated_cost_s(problem)
@@ -96,23 +96,47 @@ def search(
     return best
 
 
-def _started(
-    problem: Problem,
-    pinned: Sequence[Ints | None],
-    banned: Sequence[Mask | None],
-    start: Start,
-    effort: Effort,
-    memory_share: float,
-) -> Board | None:
+class _Ground:
+    """What all starts share: candidates to choose from, and relaxations, each solved once."""
+
+    def __init__(
+        self, problem: Problem, pinned: Sequence[Ints | None], banned: Sequence[Mask | None]
+    ) -> None:
+        self.problem, self.pinned, self.banned = problem, pinned, banned
+        self.ranks = Ranks(problem.cluster)
+        self._masks: dict[bool, tuple[Sequence[Mask], Sequence[Mask]]] = {}
+        self._free: dict[tuple[bool, float], Relaxed | None] = {}
+
+    def masks(self, *, replicas: bool) -> tuple[Sequence[Mask], Sequence[Mask]]:
+        """[C] for each table: what the relaxation may use, and what the moves may try."""
+        if replicas not in self._masks:
+            self._masks[replicas] = _masks(self.problem, replicas=replicas)
+        return self._masks[replicas]
+
+    def relaxed(self, *, replicas: bool, memory_share: float) -> Relaxed | None:
+        """The relaxation without a limit on single owners."""
+        key = (replicas, memory_share)
+        if key not in self._free:
+            allowed, _ = self.masks(replicas=replicas)
+            self._free[key] = _relaxed(self.problem, allowed, memory_share)
+        return self._free[key]
+
+
+def _masks(problem: Problem, *, replicas: bool) -> tuple[Sequence[Mask], Sequence[Mask]]:
+    among = one_spread(problem)
+    if replicas:
+        return problem.useful, among
+    plain = [c.hot_rows == 0 for c in problem.candidates]
+    among = [mask & none for mask, none in zip(among, plain, strict=True)]
+    usable = [mask & none for mask, none in zip(problem.usable, plain, strict=True)]
+    return all_undominated(problem.summaries, usable, problem.cluster, problem.classes), among
+
+
+def _started(ground: _Ground, start: Start, effort: Effort, memory_share: float) -> Board | None:
     """A first state, after its sweeps; None where the relaxation has no solution."""
-    allowed: Sequence[Mask] = problem.useful
-    among: Sequence[Mask] = one_spread(problem)
-    if not start.replicas:
-        plain = [c.hot_rows == 0 for c in problem.candidates]
-        among = [mask & none for mask, none in zip(among, plain, strict=True)]
-        usable = [mask & none for mask, none in zip(problem.usable, plain, strict=True)]
-        allowed = all_undominated(problem.summaries, usable, problem.cluster, problem.classes)
-    free = _relaxed(problem, allowed, memory_share)
+    problem = ground.problem
+    allowed, among = ground.masks(replicas=start.replicas)
+    free = ground.relaxed(replicas=start.replicas, memory_share=memory_share)
     if free is None:
         return None
     if np.isfinite(start.most_alone):
@@ -126,14 +150,13 @@ def _started(
         free = _relaxed(problem, allowed, memory_share)
         if free is None:
             return None
-    ranks = Ranks(problem.cluster)
     lists = shortlists(problem, free, among, most=effort.choices, within_s=WITHIN * free.value_s)
     choices = [
-        Choices.of(c, numbers, ranks, away)
-        for c, numbers, away in zip(problem.candidates, lists, banned, strict=True)
+        Choices.of(c, numbers, ground.ranks, away)
+        for c, numbers, away in zip(problem.candidates, lists, ground.banned, strict=True)
     ]
-    board = Board(choices, ranks)
-    _fill(board, problem, free, rounded(problem, free, lists), pinned, start, effort)
+    board = Board(choices, ground.ranks)
+    _fill(board, problem, free, rounded(problem, free, lists), ground.pinned, start, effort)
     return board
 
 
