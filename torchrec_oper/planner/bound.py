@@ -68,7 +68,7 @@ def start_s(cluster: Cluster, objective: Objective, *, exchanged: bool, replicas
         replicas: whether any row is on every rank: in training gradients are summed twice
             over, there and back.
     """
-    several_hosts = len(np.unique(cluster.hosts)) > 1
+    several_hosts = cluster.host_count > 1
     level_s = cluster.rates.inter_host.latency_s * several_hosts
     level_s += cluster.rates.intra_host.latency_s * bool(cluster.local_sizes.max() > 1)
     training = objective == "train"

@@ -166,7 +166,7 @@ class Costs:
         the sums back to all.
         """
         rates, world = self.cluster.rates, self.world_size
-        local, hosts = int(self.cluster.local_sizes.min()), len(np.unique(self.cluster.hosts))
+        local, hosts = int(self.cluster.local_sizes.min()), self.cluster.host_count
         intra, inter = rates.intra_host.bytes_per_s, rates.inter_host.bytes_per_s
         dense = self.rows[hot] * self.row_bytes
         ring = 2 * (local - 1) / local * dense / intra

@@ -193,6 +193,11 @@ class Cluster:
         return np.array([rank.host for rank in self.ranks], dtype=np.int64)
 
     @cached_property
+    def host_count(self) -> int:
+        """Number of hosts."""
+        return len(np.unique(self.hosts))
+
+    @cached_property
     def local_sizes(self) -> npt.NDArray[np.int64]:
         """[W] how many ranks the host of each rank has."""
         return np.bincount(self.hosts)[self.hosts]

@@ -35,7 +35,7 @@ WORTH_NAMING = 0.1
 def plan_report(plan: Plan) -> str:
     """A readable summary: the cost and how near it is to the best, what binds, ranks, tables."""
     tables, ranks = count(len(plan.placements), "table"), count(plan.world_size, "rank")
-    hosts = len(np.unique(plan.cluster.hosts))
+    hosts = plan.cluster.host_count
     lines = [
         f"plan {plan.content_hash[:12]}: {tables} on {ranks}"
         f"{f' of {hosts} hosts' if hosts > 1 else ''}, {plan.workload.told()}",

@@ -122,7 +122,7 @@ class _Sums:
 
     def _add_ring(self, vector_bytes: float) -> None:
         """A reduce-scatter of ``vector_bytes`` for every rank, over all ranks."""
-        world, hosts = self.cluster.world_size, len(np.unique(self.cluster.hosts))
+        world, hosts = self.cluster.world_size, self.cluster.host_count
         crossings = hosts if hosts > 1 else 0
         sent = (world - 1) * vector_bytes
         self.sent_intra += sent * (world - crossings) / world
@@ -131,7 +131,7 @@ class _Sums:
 
     def _add_two_levels(self, owners: npt.NDArray[np.int64], vector_bytes: float) -> None:
         """A reduce-scatter within the owners' host, then an all-to-all between hosts."""
-        hosts = len(np.unique(self.cluster.hosts))
+        hosts = self.cluster.host_count
         self.sent_intra[owners] += (len(owners) - 1) * hosts * vector_bytes
         self.sent_inter[owners] += (hosts - 1) * vector_bytes
         elsewhere = self.cluster.hosts != self.cluster.hosts[owners[0]]
@@ -157,7 +157,7 @@ class _Sums:
 
 def _allreduce_s(size_bytes: float, cluster: Cluster) -> float:
     """Seconds to sum ``size_bytes`` over all ranks in a ring in each host and one across."""
-    rates, hosts = cluster.rates, len(np.unique(cluster.hosts))
+    rates, hosts = cluster.rates, cluster.host_count
     local = int(cluster.local_sizes.min())
     within = 2 * (local - 1) / local * size_bytes / rates.intra_host.bytes_per_s
     across = 2 * (hosts - 1) / hosts * size_bytes / local / rates.inter_host.bytes_per_s
